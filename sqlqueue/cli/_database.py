@@ -113,7 +113,7 @@ def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
     try:
         return dialect.connect(*arguments, **options)
     except Exception as error:
-        raise CannotConnect(readable(error, lines=True)) from error
+        raise CannotConnect(readable(str(error) or type(error).__name__, lines=True)) from error
 
 
 def parsed(url: str) -> tuple[URL, bool]:
@@ -142,5 +142,5 @@ def refusals(command: str) -> Iterator[None]:
         complain(f"sqlqueue {command}: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
     except OSError as error:  # some drivers do not wrap these
-        complain(f"sqlqueue {command}: {error}")
+        complain(f"sqlqueue {command}: {str(error) or type(error).__name__}")
         raise typer.Exit(2) from error

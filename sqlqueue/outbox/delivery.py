@@ -9,7 +9,9 @@ from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any, TypeAlias
 
+from .._support.error_text import error_text
 from .._support.exc import ArgumentError
+from ..operations.attempts import brief
 from ..worker.concurrency.event_loop import in_task
 from ..worker.concurrency.threads import DaemonThreads
 from ..worker.handling.jobs import Job
@@ -45,7 +47,7 @@ class Delivery:
             for job in jobs:
                 self._note(job, error, outcomes)
             return
-        said = str(error).partition("\n")[0]
+        said = brief(error_text(error))
         logger.warning("publishing %d messages together failed, publishing them one by one: %s", len(jobs), said)
         for line in _lines(jobs):
             await self._deliver_line(line, outcomes)

@@ -1,4 +1,4 @@
-"""The drivers of each engine other than the one that most tests use, on the engine's server."""
+"""All drivers of each engine, on the engine's server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +16,24 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from tests.outages.blackhole import BlackHole, through
-from tests.support.engines import SELECTED
+from tests.support.engines import SELECTED, EngineCase
 from tests.support.harness import Database
 
 Function = Callable[..., Any]
-on_other_drivers = pytest.mark.parametrize(
-    ("sync_db", "driver"),
-    [
+
+
+def _each(drivers: Callable[[EngineCase], Iterable[str]]) -> pytest.MarkDecorator:
+    given = [
         pytest.param((case, "sync"), f"{case.name}+{driver}", id=f"{case.name}-{driver}")
         for case in SELECTED
-        for driver in case.other_drivers
-    ],
-    indirect=["sync_db"],
+        for driver in drivers(case)
+    ]
+    return pytest.mark.parametrize(("sync_db", "driver"), given, indirect=["sync_db"])
+
+
+on_other_drivers = _each(lambda case: case.other_drivers)
+on_network_drivers = _each(
+    lambda case: (case.sync_driver.partition("+")[2], *case.other_drivers) if case.container else ()
 )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
-from tests.drivers.any_driver import engine_with, on_a_loop, on_other_drivers
+from sqlqueue.worker.database.backoff import passes
+from tests.drivers.any_driver import check_installed, engine_with, on_a_loop, on_network_drivers, on_other_drivers
 from tests.drivers.cases import taken_for
+from tests.drivers.listeners import closed, listener
 from tests.support.harness import Database
 
 
@@ -60,3 +63,38 @@ def test_a_connection_that_is_killed_is_an_outage(sync_db: Database, engine: Eng
 
 def test_an_error_of_something_else_is_not_an_outage(sync_db: Database) -> None:
     assert not any(map(adapter_for(sync_db.engine.dialect).errors.is_outage, (OSError(), TimeoutError(), ValueError())))
+
+
+@on_network_drivers
+def test_a_server_that_cannot_be_reached_is_an_outage(sync_db: Database, driver: str) -> None:
+    """Some drivers raise errors of Python itself, which look like those of an application's own requests."""
+    check_installed(driver)
+    url = URL.create(driver, "ada", "secret", "127.0.0.1", database="queues")
+    with closed() as port, pytest.raises((DBAPIError, OSError)) as caught:
+        connect_to(url.set(port=port))
+    assert_outage(caught.value, url)
+    with listener(lambda connection: None) as port, pytest.raises((DBAPIError, OSError)) as caught:
+        connect_to(url.set(port=port))
+    assert_outage(caught.value, url)
+
+
+def connect_to(url: URL) -> None:
+    made = create_async_engine(url).sync_engine if url.get_dialect().is_async else create_engine(url)
+    on_a_loop(made.connect)()
+
+
+def assert_outage(error: BaseException, url: URL) -> None:
+    adapter = adapter_for(url.get_dialect()())
+    assert adapter.errors.is_outage(error)
+    assert passes(error, adapter)
+
+
+def test_an_application_that_raises_within_sqlalchemy_is_no_driver(sync_db: Database) -> None:
+    def listen(*_: object) -> None:
+        raise TimeoutError
+
+    engine = create_engine(sync_db.url, poolclass=NullPool)
+    event.listen(engine, "checkout", listen)
+    with pytest.raises(TimeoutError) as caught:
+        engine.connect()
+    assert not adapter_for(engine.dialect).errors.is_outage(caught.value)

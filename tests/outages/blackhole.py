@@ -8,7 +8,11 @@ from contextlib import suppress
 
 from sqlalchemy import URL
 
+from tests.support.engines import ENGINES
+
 _AT_ONCE = 65_536
+_PORTS = {case.name: case.container.port for case in ENGINES if case.container}
+"""The ports of servers whose URL names none."""
 
 
 class BlackHole:
@@ -142,4 +146,4 @@ def _connect(url: URL) -> socket.socket:
         server = socket.socket(socket.AF_UNIX)
         server.connect(f"{named}/.s.PGSQL.{url.port or 5432}")
         return server
-    return socket.create_connection((str(url.host), int(url.port or 0)))
+    return socket.create_connection((str(url.host), url.port or _PORTS[url.get_backend_name()]))

@@ -177,7 +177,8 @@ class Database:
 
 def _bind(case: EngineCase, url: URL, is_async: bool, options: Mapping[str, Any]) -> Engine | AsyncEngine:
     if is_async:
-        return create_async_engine(url.set(drivername=case.async_driver), **options)
+        with_driver = url if url.get_dialect().is_async else url.set(drivername=case.async_driver)
+        return create_async_engine(with_driver, **options)
     return create_engine(url, **options)
 
 

@@ -28,6 +28,7 @@ class MySQLNetwork(Network):
         "aiomysql": ("connect_timeout",),
         "asyncmy": ("connect_timeout",),
         "mysqldb": ("connect_timeout",),
+        "mysqlconnector": ("connection_timeout",),
         "mariadbconnector": ("connect_timeout",),
     }
 
@@ -55,7 +56,11 @@ class MySQLNetwork(Network):
             connection._read_timeout = None
 
     def descriptor(self, connection: Any) -> int | None:
-        own = getattr(connection, "_sock", None)  # PyMySQL
+        tell = getattr(connection, "_get_socket", None)  # MariaDB's connector, whose `socket` would close it
+        if tell is not None:
+            return int(tell())
+        # PyMySQL; MySQL's connector
+        own = getattr(connection, "_sock", None) or getattr(getattr(connection, "_socket", None), "sock", None)
         if own is not None:
             return int(own.fileno())
         stream = getattr(connection, "_writer", None)  # aiomysql

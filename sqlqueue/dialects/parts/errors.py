@@ -6,12 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from ..._support.exc import SQLQueueError
+
+_CALLERS = ("sqlalchemy.dialects.", "sqlalchemy.connectors.", "sqlalchemy.engine.default", "sqlalchemy.engine.cursor")
+"""The modules of SQLAlchemy that call drivers, apart from :mod:`sqlalchemy.pool`, which calls an engine's creator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +51,12 @@ class Errors(ABC):
     def is_outage(self, error: BaseException) -> bool:
         """Return whether ``error``, which may be any exception, says that the connection was lost or cannot be
         established."""
-        return isinstance(error, DBAPIError) and self.has_lost(error)
+        told = as_driver_error(error)
+        return told is not None and self.has_lost(told)
 
     def has_lost(self, error: DBAPIError) -> bool:
         """Return whether an error of the driver is an outage; overridden by engines, see :meth:`is_outage`."""
-        return error.connection_invalidated or self._has(error, self.outages)
+        return error.connection_invalidated or self._has(error, self.outages) or comes_from_network(error)
 
     def is_temporary(self, error: DBAPIError) -> bool:
         """Return whether an error is about the server or the connection rather than the statement, and may thus pass.
@@ -98,6 +103,36 @@ def first_argument(error: DBAPIError) -> Any:
     """Return the first argument of the driver's error, where most drivers store the code."""
     original: Any = error.orig
     return original.args[0] if original.args else None
+
+
+def as_driver_error(error: BaseException) -> DBAPIError | None:
+    """Return an error of the driver as SQLAlchemy wraps it; ``None`` for errors of anything else.
+
+    Some drivers raise errors of Python itself while they connect or wait, such as asyncpg's :class:`TimeoutError`, and
+    SQLAlchemy passes them on.  Only the traceback distinguishes them from those of an application's own requests.
+    """
+    if isinstance(error, DBAPIError):
+        return error
+    if not isinstance(error, Exception) or isinstance(error, SQLAlchemyError) or not _comes_from_driver(error):
+        return None
+    return DBAPIError(None, None, error, connection_invalidated=isinstance(error, OSError))
+
+
+def _comes_from_driver(error: Exception) -> bool:
+    """Return whether SQLAlchemy called a driver, rather than a listener or a type of the application, which then
+    raised."""
+    passed = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    # its greenlets, in sqlalchemy.util, stand between each asyncio driver and its caller
+    own = [name for name in passed if name.startswith("sqlalchemy.") and not name.startswith("sqlalchemy.util.")]
+    return bool(own) and own[-1].startswith((*_CALLERS, "sqlalchemy.pool."))
+
+
+def comes_from_network(error: DBAPIError) -> bool:
+    """Return whether the driver raised its error from one of a socket, whatever code it has chosen for that."""
+    cause: BaseException | None = error.orig
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return cause is not None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from ..parts.errors import Errors, first_argument
+from ..parts.errors import Errors, comes_from_network, first_argument
 
 # admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (such as a demoted primary)
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
@@ -42,9 +42,9 @@ class PostgreSQLErrors(Errors):
         code = self.code(error)
         if error.connection_invalidated:
             return code not in _TOO_SLOW
-        # without a code, the client could not connect: libpq's error is operational, pg8000's comes from the socket's
+        # without a code, the client could not connect
         if code is None:
-            return isinstance(error, OperationalError) or isinstance(getattr(error.orig, "__cause__", None), OSError)
+            return isinstance(error, OperationalError) or comes_from_network(error)
         return code in self.outages or code.startswith(_OUTAGE_CLASSES)
 
     def is_temporary(self, error: DBAPIError) -> bool:

@@ -31,6 +31,7 @@ class PostgreSQLNetwork(Network):
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
         **dict.fromkeys(_OF_LIBPQ, ("connect_timeout",)),
         "asyncpg": ("timeout",),
+        "pg8000": ("timeout",),
     }
 
     def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
@@ -46,7 +47,14 @@ class PostgreSQLNetwork(Network):
             return None
         return f"create_engine(..., connect_args={_LIMITS})"
 
+    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+        if "timeout" in limits and hasattr(connection, "_usock"):  # pg8000's socket keeps it
+            connection._usock.settimeout(None)
+
     def descriptor(self, connection: Any) -> int | None:
+        own = getattr(connection, "_usock", None)  # pg8000
+        if own is not None:
+            return int(own.fileno())
         transport = getattr(connection, "_transport", None)  # asyncpg
         return super().descriptor(connection) if transport is None else socket_of(transport)
 

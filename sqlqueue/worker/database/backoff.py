@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from ...dialects.base import Adapter
+from ...dialects.parts.errors import as_driver_error
 from ..reporting.reports import Reports
 
 R = TypeVar("R")
@@ -32,8 +33,9 @@ def growing_pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[ti
 def passes(error: BaseException, adapter: Adapter) -> bool:
     """Return whether an error is about the server or the connection rather than the statement, and can thus be
     temporary."""
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or adapter.errors.is_temporary(error)
+    told = as_driver_error(error)
+    if told is not None:
+        return told.connection_invalidated or adapter.errors.is_temporary(told)
     return isinstance(error, (PoolTimeoutError, OSError))
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from ... import operations
 from ..._support.exc import ArgumentError
+from ...dialects.parts.errors import as_driver_error
 from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
 from ...operations.claiming import claim_matching
@@ -239,7 +240,7 @@ class LockingExecutor(Executor):
 
     def _is_over(self, error: BaseException) -> bool:
         """Return whether the engine may have ended the transaction, or wants it to be restarted."""
-        return isinstance(error, DBAPIError) and self.may_pass(error)
+        return as_driver_error(error) is not None and self.may_pass(error)
 
     def _recover(self, transaction: _Transaction, error: BaseException, *, alone: bool, tries: int) -> None:
         """Write the outcomes of tasks whose transaction has failed.

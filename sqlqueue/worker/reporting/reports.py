@@ -181,14 +181,14 @@ class Reports:
         """
         self.liveness.missed()
         self.counts["database_errors"] += 1
-        logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
+        logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(error_text(error)))
         clear_frames(error)
 
     def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Report that a transaction of the worker itself lost a conflict with another one.  The database responded."""
         self.liveness.reached()
         self.counts["retries"] += 1
-        logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
+        logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(error_text(error)))
 
     def broken(self, what: str, error: BaseException) -> None:
         """Count and log an error that is not retried."""
@@ -200,7 +200,7 @@ class Reports:
         """Log that the chore of this ``name`` failed, with the database's message but without the statement."""
         self.counts["database_errors"] += 1
         if isinstance(error, DBAPIError):
-            logger.error("%s failed: %s", name, str(error.orig).strip())
+            logger.error("%s failed: %s", name, str(error.orig).strip() or type(error.orig).__name__)
         else:
             logger.error("%s failed", name, exc_info=error)
 
