@@ -177,6 +177,7 @@ def test_rows_of_other_releases(fleet: Database) -> None:
         connection.execute(update(FleetWorker).where(FleetWorker.name == "newer").values(command="dance"))
     with fleet.begin() as actor:
         found = {each.name: each for each in actor.workers(Errand)}
+    with fleet.begin() as actor:
         assert actor.drain_workers(Errand) == 3
     assert found["newer"].command is None
     assert found["newer"].handlers == found["own"].handlers

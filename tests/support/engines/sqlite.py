@@ -19,7 +19,7 @@ def _sqlite(directory: Path) -> str:
 
 SQLITE = EngineCase(
     name="sqlite",
-    odd_times=("'0'", "5", "'soon'", "''"),
+    odd_times=("'0'", "5", "'soon'", "''", "'2020-99-99'"),
     statements_row="on SQLite",
     partial_indexes=True,
     expression_indexes=True,
