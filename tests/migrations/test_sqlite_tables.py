@@ -50,7 +50,7 @@ def models(*mixins: Any, **options: Any) -> MetaData:
     class Line(Base):
         __tablename__ = "line"
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         invoice_id: Mapped[int | None] = mapped_column(ForeignKey(Invoice.id))
 
     Base.metadata.info["kept"] = Invoice, Line  # unreferenced classes would be garbage-collected
