@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +15,10 @@ from sqlalchemy.pool import NullPool
 from .._support.error_text import readable
 from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
+from ..diagnostics.check import verify_companions, verify_queues
 from ..dialects import adapter_for
 from ..operations.attempts import spoken
+from ..queue.spec import QueueSpec
 from ..worker.database.checkouts import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal
 
@@ -39,13 +41,16 @@ def connect(url: str, work: Callable[[Connection], R]) -> R:
         return work(connection)
 
 
-def transact(url: str, work: Callable[[Session], R]) -> R:
-    """Run ``work`` with a session, commit, and return its result."""
+def transact(url: str, work: Callable[[Session], R], *specs: QueueSpec) -> R:
+    """Run ``work`` with a session, commit, and return its result.
+
+    Raises :class:`.SchemaMismatchError` if it fails, and the tables of the queues ``specs`` do not match their models.
+    """
     where, is_async = parsed(url)
     if is_async:
-        return _transact_async(where, work)
+        return _transact_async(where, work, specs)
     with Session(prepared(create_engine(where, poolclass=NullPool))) as session:
-        return _committed(session, work)
+        return _committed(session, work, specs)
 
 
 def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
@@ -56,12 +61,12 @@ def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
     return _run_async(url, connected)
 
 
-def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
+def _transact_async(url: URL, work: Callable[[Session], R], specs: Sequence[QueueSpec]) -> R:
     from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
 
     async def transacted(engine: AsyncEngine) -> R:
         async with AsyncSession(engine) as session:
-            return await session.run_sync(_committed, work)
+            return await session.run_sync(_committed, work, specs)
 
     return _run_async(url, transacted)
 
@@ -95,8 +100,15 @@ async def _open_one(engine: AsyncEngine) -> None:
     await connection.close()
 
 
-def _committed(session: Session, work: Callable[[Session], R]) -> R:
-    result = work(session)
+def _committed(session: Session, work: Callable[[Session], R], specs: Sequence[QueueSpec]) -> R:
+    try:
+        result = work(session)
+    except DBAPIError:
+        session.rollback()
+        if specs:
+            verify_queues(session.connection(), specs)
+            verify_companions(session.connection(), specs[0].table.metadata)
+        raise
     session.commit()
     return result
 

@@ -40,6 +40,11 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
                 f"{spec.entity.__name__}: no worker seems to have the function {name} registered; its calls have been "
                 f"waiting for {_whole(age)}."
             )
+        for status, number in each.unknown.items():
+            say(
+                f"{spec.entity.__name__}: {number:,} {'row has' if number == 1 else 'rows have'} the status {status!r},"
+                " which sqlqueue does not know: no claim finds them."
+            )
     if any(each.capped for _, each, _ in found):
         say(f"+ means at least: at most {CAP:,} tasks are counted per group of states. --exact counts all.")
 
@@ -56,6 +61,7 @@ def _figures(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[
         "finished_last_minute": found.finished_last_minute,
         "finished_last_hour": found.finished_last_hour,
         "unserved_functions": {name: _seconds(age) for name, age in found.unserved_functions.items()},
+        "unknown": dict(found.unknown),
         "capped": sorted(found.capped),
         "paused": pauses(stops),
     }

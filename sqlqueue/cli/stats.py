@@ -67,7 +67,7 @@ def stats(
     within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks are counted
     in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are the
     functions whose calls have waited for more than five minutes while none was running: no worker seems to have them
-    registered.
+    registered; and rows whose status sqlqueue does not know, which no claim finds.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
     and without options that select tasks, it shows the attempts that ended instead: "failed" counts those that failed,
@@ -76,10 +76,11 @@ def stats(
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
     claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, unserved_functions
-    (how long their calls have waited), capped (an array of the names of lower bounds) and paused: an array of topic
-    (null for the whole queue), paused_at, paused_by and reason. With --by: value, the states, hung, total and
-    unfinished. With --timeline: start, completed, failed, cancelled, attempts (whether these are attempts, instead of
-    tasks), and run_time and waiting_time, with count, mean, p50 and p95. All times are in seconds.
+    (how long their calls have waited), unknown (the number of rows with each unknown status), capped (an array of the
+    names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at, paused_by and reason.
+    With --by: value, the states, hung, total and unfinished. With --timeline: start, completed, failed, cancelled,
+    attempts (whether these are attempts, instead of tasks), and run_time and waiting_time, with count, mean, p50 and
+    p95. All times are in seconds.
 
     Exit status: 0; 2 for bad usage or a database that does not respond.
     """
@@ -90,12 +91,12 @@ def stats(
         filters = Filters(topic=topic, where=where)
         chosen = [(spec, filters.criteria(spec)) for spec in specs]
         if by:
-            print_by(by, transact(url, partial(_by, *chosen[0], by)), as_json=as_json)
+            print_by(by, transact(url, partial(_by, *chosen[0], by), *specs), as_json=as_json)
         elif timeline:
-            print_timeline(transact(url, partial(_over_time, *chosen[0], bucket, since)), as_json=as_json)
+            print_timeline(transact(url, partial(_over_time, *chosen[0], bucket, since), *specs), as_json=as_json)
         else:
             cap = None if exact else CAP
-            found = transact(url, lambda session: [_figures(*each, cap, session) for each in chosen])
+            found = transact(url, lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
             print_figures(found, as_json=as_json)
 
 
@@ -148,7 +149,7 @@ def errors(
         filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
         cap = None if exact else LAST
         chosen = filters.criteria(spec)
-        found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen, cap=cap))[:limit]
+        found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)[:limit]
     if as_json:
         print_json([_failed(group) for group in found])
     elif found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +16,11 @@ from ..queue.spec import Criterion, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import representable, utcnow
 from ..sql.criteria import only
-from ..sql.states import is_available, is_due, is_early, is_final, is_hung
+from ..sql.states import is_available, is_due, is_early, is_hung, state
 from .windows import Window, Windows
 
+KNOWN = frozenset(Status)
+"""All statuses; other programs may have inserted rows with others."""
 CAP = 50_000
 """The maximum number of tasks counted in each of three groups: available, other unfinished, and final tasks."""
 
@@ -48,14 +51,16 @@ def waits(spec: QueueSpec) -> Criterion:
 
 
 def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
-    """Return the portions that make up all tasks: due tasks, available tasks, final tasks.
+    """Return the portions that make up all tasks: due tasks, available tasks, final and unknown ones.
 
     The order matters: the columns of a union take their types from its first part.
     """
+    # rows with an unknown status are counted with the final ones: no index contains only those either
+    unfinished = [state(status) for status in (Status.AVAILABLE, *DUE)]
     return (
         Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
         Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
-        Portion(rows=is_final(spec), states=FINAL),
+        Portion(rows=spec["status"].not_in(unfinished), states=FINAL),
     )
 
 
@@ -113,6 +118,9 @@ def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: I
 
 def capped(rows: Iterable[Any], asked: Iterable[Portion], cap: int | None) -> set[str]:
     """Return the states whose counts are lower bounds because counting their portion stopped at the cap."""
-    counts = {row.status: row.tasks for row in rows if row.status is not None}
-    full = (p.states for p in asked if cap is not None and sum(counts.get(each, 0) for each in p.states) >= cap)
+    counts: Counter[str] = Counter()
+    for row in rows:
+        if row.status is not None:
+            counts[row.status if row.status in KNOWN else FINAL[0]] += row.tasks  # the portion that counts unknown ones
+    full = (p.states for p in asked if cap is not None and sum(counts[each] for each in p.states) >= cap)
     return {status for states in full for status in states}

@@ -23,7 +23,7 @@ from ..sql.criteria import only
 from ..sql.selection import picks
 from ..sql.states import is_held, is_hung
 from ..transaction.connection import AnySession, open_, session_of
-from .counting import CAP, Portion, capped, counted, cut, portions, waits, windowed
+from .counting import CAP, KNOWN, Portion, capped, counted, cut, portions, waits, windowed
 from .session_criteria import within
 from .unserved_functions import unserved_functions
 from .windows import Windows, finds_finished
@@ -47,6 +47,9 @@ class QueueStats:
     """The functions that no worker seems to have registered, and how long the oldest call of each has waited: it has
     been claimable for more than five minutes, and no call is running under a lease. Empty for models that do not derive
     from ``JobMixin``, and from :func:`stats_by`."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """The number of rows with each status that is not a :class:`.Status`: other programs have written it, and no claim
+    finds them. They are counted in the group of the final tasks, but in no other figure; not with ``scan``."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -173,6 +176,7 @@ def overview(
         finished_last_minute=sum(row.finished_last_minute for row in rows),
         finished_last_hour=sum(row.finished_last_hour for row in rows),
         unserved_functions=_unserved(session, entity, where),
+        unknown=found.unknown,
     )
 
 
@@ -278,11 +282,16 @@ def _by_state(rows: Iterable[Any]) -> Iterator[tuple[str, int, int, int]]:
 def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> QueueStats:
     """Build statistics from rows of status, number of tasks, number of hung ones, number of waiting available ones."""
     counts, all_hung = dict.fromkeys(Status, 0), 0
+    unknown: dict[str, int] = {}
     for status, tasks, expired, waiting in rows:
+        if status not in KNOWN:
+            unknown[status] = tasks
+            continue
         counts[Status(status)] += tasks - waiting
         counts[Status.SCHEDULED] += waiting
         all_hung += expired
-    return QueueStats(MappingProxyType(counts), all_hung, frozenset(limits) | _follow(limits))
+    figures = frozenset(limits) | _follow(limits)
+    return QueueStats(MappingProxyType(counts), all_hung, figures, unknown=MappingProxyType(unknown))
 
 
 def _follow(limits: Collection[str]) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.cli.invoking import called, told
+from tests.cli.invoking import called, told, words
 from tests.support.harness import Database
 from tests.support.models import Listing, Mail, Parcel, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock
@@ -38,6 +38,13 @@ def test_stats(sync_db: Database, driver: str) -> None:
     assert datetime.fromisoformat(mail["paused"][0]["paused_at"]).tzinfo is not None
     (only,) = told(sync_db, "stats", "--json", "--queue", "mail", target="Base", driver=driver)
     assert only == mail
+
+
+def test_stats_show_rows_with_an_unknown_status(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"status": "pending"}, {"status": "pending"}])
+    assert "Task: 2 rows have the status 'pending', which sqlqueue does not know" in words(told(sync_db, "stats"))
+    (found,) = told(sync_db, "stats", "--json")
+    assert (found["unknown"], found["total"]) == ({"pending": 2}, 0)
 
 
 def test_stats_of_now_and_over_time(sync_db: Database) -> None:

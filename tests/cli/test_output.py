@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,3 +259,13 @@ def strings(value: Any) -> Iterator[str]:
 def test_non_finite_numbers_are_printed_as_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), {"b": float("-inf")}], 7: 1.5})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": ["nan", {"b": "-inf"}], "7": 1.5}
+
+
+@pytest.mark.parametrize("command", ["stats", "stats --by priority", "stats --timeline", "errors"])
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path, command: str, driver: str) -> None:
+    (tmp_path / "empty.db").touch()
+    told = run(*command.split(), "--url", f"{driver}:///{tmp_path / 'empty.db'}")
+    assert told.exit_code == 2
+    assert "there is no table task" in words(told.output)
+    assert "migrate: alembic revision --autogenerate, alembic upgrade head" in words(told.output)

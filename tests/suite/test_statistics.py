@@ -43,6 +43,20 @@ def situations(db: Database) -> dict[int, dict[str, Any]]:
     }
 
 
+def test_rows_with_an_unknown_status_are_shown(db: Database) -> None:
+    db.insert(Mail, [{"status": each, "topic": each} for each in ("pending", "completed", "x", "x", "available")])
+    with elsewhere(db).begin() as session:
+        found, some, by_topic = session.overview(Mail), session.stats(Mail, cap=2), session.stats_by(Mail, Mail.topic)
+        exact = session.stats(Mail, cap=None)
+    for each in (found, exact):
+        assert each.unknown == {"pending": 1, "x": 2}
+        assert (each["completed"], each["available"], each.total, each.unfinished) == (1, 1, 2, 1)
+    assert by_topic["x"].unknown == {"x": 2}
+    assert by_topic["available"].unknown == {}
+    assert sum(some.unknown.values()) + some["completed"] == 2
+    assert {"completed", "discarded", "total"} <= some.capped  # there may be more that were not reached
+
+
 def test_overview(db: Database) -> None:
     for number, columns in situations(db).items():
         db.insert(Task, [{"id": number, **columns}])
