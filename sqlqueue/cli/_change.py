@@ -51,6 +51,8 @@ class ConfirmedChange:
     """Whether tasks were selected by key; the command then explains why none was changed."""
     hung: bool = False
     """Whether running tasks whose lease has expired are affected too."""
+    ends_all: bool = False
+    """Whether it ends all tasks of the queue, for want of a filter: even one needs confirmation."""
     deletes: bool = False
     """Whether rows are deleted; rows that foreign keys reference are kept."""
 
@@ -63,7 +65,7 @@ class ConfirmedChange:
         is_capped = not stats.capped.isdisjoint(counts)
         if number:
             parts = ", ".join(f"{part}{'+' if what in stats.capped else ''} {what}" for what, part in counts.items())
-            if number > 1:
+            if number > 1 or self.ends_all:
                 many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
                 confirm(f"{self.verb} {many} ({parts})", yes=yes)
         totals = BatchTotals()

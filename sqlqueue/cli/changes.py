@@ -115,7 +115,7 @@ def cancel(
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
 
     Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
-    For more than one task, the command shows their number and asks for confirmation.
+    For more than one task, and without a filter, the command shows their number and asks for confirmation.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
@@ -152,8 +152,8 @@ def discard(
         sqlqueue discard --url postgresql+psycopg://me@host/shop shop.models:Email --id 4711 --reason 'no such address'
 
     Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
-    sqlqueue retry brings dead letters back. For more than one task, the command shows their number and asks for
-    confirmation.
+    sqlqueue retry brings dead letters back. For more than one task, and without a filter, the command shows their
+    number and asks for confirmation.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
@@ -179,6 +179,7 @@ def _change(verb: str, done: str, change: MassChange, spec: QueueSpec, filters: 
         where=chosen,
         affected=change.states,
         named=bool(filters.ids),
+        ends_all=verb in {"cancel", "discard"} and not chosen,
         hung=change.hung,
         batches=lambda session: change.in_batches(session, spec, chosen),
     )

@@ -16,7 +16,7 @@ from .._support.checks import duration, key
 from .._support.exc import ArgumentError
 from ..kinds.jobs import LONGEST_TASK, JobMixin
 from ..queue.spec import QueueSpec, spec_of
-from ..sql.clock import utcnow
+from ..sql.clock import aware, utcnow
 from .arguments import arguments_of
 
 if TYPE_CHECKING:
@@ -74,8 +74,13 @@ class TaskFunction(Generic[Call, P, R, J]):
         Raises :class:`.ArgumentError`, before any statement is sent, for arguments that the function does not take or
         that cannot be stored as JSON.
         """
+        is_async = hasattr(session, "run_sync")
+        if not is_async and not isinstance(session, (Session, scoped_session)):
+            raise ArgumentError(
+                f"{self.name}: give the session first, as in enqueue(session, ...): {type(session).__name__} is none"
+            )
         job = self.job(*args, **kwargs)
-        if hasattr(session, "run_sync"):
+        if is_async:
             return self._enqueue_async(session, job)
         operations.enqueue(session, job)
         return job
@@ -111,6 +116,10 @@ class TaskFunction(Generic[Call, P, R, J]):
         if available_at is not None and delay is not None:
             raise ArgumentError("available_at and delay are both given: give one of them")
         when = available_at if delay is None else utcnow(duration("delay", delay, zero=True))
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+            raise ArgumentError(f"priority={priority!r}: give an integer; the smallest runs first")
+        if available_at is not None:
+            aware(available_at)
         names = self._spec.attributes
         given = {names["priority"]: priority, names["available_at"]: when}
         refused = sorted(name for name in values if not self._is_free(name))

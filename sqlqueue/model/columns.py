@@ -71,6 +71,9 @@ COLUMNS: dict[str, ColumnMaker] = {
 """The columns of every queue; kinds declare theirs in :attr:`.Kind.columns`."""
 
 
+_STATUSES = tuple(status.value for status in Status)
+
+
 def check_stored_json(name: str, value: object, _: int | None) -> None:
     """Raise :class:`.ArgumentError` for a value that cannot be stored as JSON; a :data:`.Check`."""
     check_json(name, value)
@@ -88,6 +91,21 @@ def check_values(spec: QueueSpec, values: Mapping[str, Any]) -> None:
     for name in spec.key_parts:
         if name in values and values[name] is None:
             raise ArgumentError(f"{name}=None: each part of the primary key of {spec.entity.__name__} is required")
+
+
+def check_status(spec: QueueSpec, values: Mapping[str, Any]) -> None:
+    """Raise :class:`.ArgumentError` for a status, by attribute, that is none: no operation would ever find the task."""
+    name = spec.attributes["status"]
+    value = values.get(name)
+    if value is not None and not isinstance(value, SQLCoreOperations) and value not in _STATUSES:
+        raise ArgumentError(
+            f"{name}={value!r} is not a status: leave it out for a new task, or give one of {', '.join(_STATUSES)}"
+        )
+
+
+def is_given(moment: object) -> bool:
+    """Return whether ``moment`` is a time that somebody chose for ``available_at``, instead of the column's default."""
+    return moment is not None and not isinstance(moment, utcinsertion)
 
 
 @cache

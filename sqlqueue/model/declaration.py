@@ -20,7 +20,7 @@ from ..queue.options import QueueOptions
 from ..queue.spec import QueueSpec
 from ..queue.status import Status
 from ..sql.clock import aware, utcnow
-from .columns import COLUMNS, check_values
+from .columns import COLUMNS, check_status, check_values, is_given
 from .indexes import attach_indexes
 
 
@@ -241,7 +241,10 @@ def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
 
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Raise :class:`.ArgumentError` for values that cannot be stored; called before an insert or update."""
-    check_values(task.__queue_spec__, instance_state(task).dict)
+    spec, state = task.__queue_spec__, instance_state(task)
+    check_values(spec, state.dict)
+    if not state.persistent or spec.attributes["status"] in state.committed_state:  # another program may have stored it
+        check_status(spec, state.dict)
 
 
 def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
@@ -261,7 +264,7 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     moment = getattr(task, available_at, None)
     if isinstance(moment, datetime):
         aware(moment)
-    if moment is not None and getattr(task, status, None) is None:
+    if is_given(moment) and getattr(task, status, None) is None:
         setattr(task, status, Status.SCHEDULED.value)
 
 

@@ -144,7 +144,9 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
     """Return the instances, with consecutive instances of one class grouped."""
     if not isinstance(tasks, (QueueMixin, Iterable)):
         raise ArgumentError(f"{type(tasks).__name__} is not a queue model: give a task, or an iterable of tasks")
-    instances = [tasks] if isinstance(tasks, QueueMixin) else list(tasks)
+    instances = [tasks] if isinstance(tasks, (QueueMixin, Mapping)) else list(tasks)
+    if any(isinstance(each, Mapping) for each in instances):
+        raise ArgumentError("dictionaries need their model: enqueue(session, Email, [{...}, ...])")
     return [(spec_of(cls), list(group)) for cls, group in groupby(instances, key=type)]
 
 

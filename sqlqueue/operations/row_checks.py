@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from .._support.exc import ArgumentError
 from ..lifecycle.kind import kinds_of, other_keys
-from ..model.columns import check_values
+from ..model.columns import check_status, check_values, is_given
 from ..queue.spec import QueueSpec
 from ..queue.status import Status
 from ..sql.clock import aware
@@ -71,10 +71,12 @@ def check_rows(spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> Non
         if options.delay is not None:
             check_delay(spec, number, row)
         when = row.get(moment)
-        if when is not None:
+        if is_given(when):
             if isinstance(when, datetime):
                 aware(when)
             row.setdefault(status, Status.SCHEDULED.value)
+        elif when is not None:  # the column's own default
+            del row[moment]
 
 
 def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
@@ -85,6 +87,7 @@ def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
     for kind in kinds_of(spec):
         kind.normalize(spec, row)
     check_values(spec, row)
+    check_status(spec, row)
 
 
 def check_delay(spec: QueueSpec, number: int, row: Row) -> None:

@@ -103,7 +103,8 @@ def discard(
     """Give up tasks: they become ``discarded`` (dead letters) with the text of ``error``.
 
     With claims, it settles them; see :func:`complete`.  With a model, it discards all tasks that satisfy ``where`` and
-    are not final, including running ones, whose claims are lost, and returns how many; see :func:`cancel`.
+    are not final, including running ones, whose claims are lost, and returns how many; without criteria, these are all
+    tasks of the queue.  See :func:`cancel`.
     """
     if isinstance(tasks, type):
         if error is None:
@@ -131,7 +132,8 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
     """Cancel tasks that are no longer wanted: they become ``cancelled``.
 
     With claims, it settles them; see :func:`complete`.  With a model, it cancels all tasks that satisfy ``where`` and
-    are not final, including running ones, whose claims are lost, and returns how many.
+    are not final, including running ones, whose claims are lost, and returns how many.  Without criteria, these are all
+    tasks of the queue.
 
     Runs in the session's transaction, in one statement as far as the engine allows.  It waits for rows that others have
     locked, and all rows stay locked until the transaction ends.  For a large set, change at most ``limit`` rows per

@@ -20,6 +20,10 @@ _INTERVAL = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?=\d)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
 )
 _FIELDS = 5
+_NOT_CRON = (
+    "{!r} is not a cron expression: give five fields (minute, hour, day of the month, month, day of the week), as in"
+    " '0 3 * * mon-fri'"
+)
 logger = logger_of("sqlqueue")
 _SHORTEST = timedelta(seconds=1)
 
@@ -70,6 +74,8 @@ class Cron:
     """A time zone's name in the IANA database."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.expression, str) or len(self.expression.split()) != _FIELDS:  # cronsim knows seconds
+            raise ArgumentError(_NOT_CRON.format(self.expression))
         self.after(datetime.now(UTC))
 
     def __str__(self) -> str:
@@ -87,10 +93,7 @@ class Cron:
             # in the repeated hour cronsim uses local time, and begins with times in the past
             return next(time for time in (each.astimezone(UTC) for each in times) if time > moment)
         except (CronSimError, ValueError, TypeError, AttributeError) as error:
-            raise ArgumentError(
-                f"{self.expression!r} is not a cron expression: give five fields (minute, hour, day of the month,"
-                " month, day of the week), as in '0 3 * * mon-fri'"
-            ) from error
+            raise ArgumentError(_NOT_CRON.format(self.expression)) from error
         except StopIteration:
             raise ArgumentError(
                 f"the cron expression {self.expression!r} is never due: there is no such date"

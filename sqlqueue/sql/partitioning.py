@@ -18,6 +18,14 @@ MAX_PARTS = 200
 500)."""
 
 
+def given(term: Any, column: Column[Any]) -> Sequence[Any]:
+    """Return the values that ``term`` allows for ``column``, if it is an equality or a list of values."""
+    left = getattr(term, "left", None)
+    if left is None or not column.shares_lineage(left):
+        return ()
+    return [term.right.value] if fixes([term], column) else listed(term)
+
+
 def fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
     """Return whether one of ``terms`` is an equality with a value for ``column``."""
     return any(

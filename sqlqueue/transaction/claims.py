@@ -10,6 +10,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.orm.util import identity_key
 
 from .._support.claim import Claim
+from .._support.error_text import key_text
 from .._support.exc import ArgumentError, IllegalTransitionError
 from ..queue.spec import spec_of
 from .ledger import Hold, current_hold, ledger_of
@@ -25,7 +26,9 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
     if hold is not None and hold.settled is None:
         return hold
     reason = "was not claimed, or its claim was rolled back" if hold is None else f"is already settled: {hold.settled}"
-    raise IllegalTransitionError(f"{task!r} {reason}. Only claimed tasks can be settled, and only once", task=task)
+    key = instance_state(task).identity
+    name = f"a new {type(task).__name__}" if key is None else f"{type(task).__name__} {key_text(key)}"
+    raise IllegalTransitionError(f"{name} {reason}. Only claimed tasks can be settled, and only once", task=task)
 
 
 def settle(session: Session, task: object, how: str) -> None:

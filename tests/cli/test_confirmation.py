@@ -35,6 +35,15 @@ def test_many_tasks_need_yes_without_a_terminal(url: str, arguments: list[str], 
     assert out("list") != before
 
 
+@pytest.mark.parametrize("arguments", [["cancel"], ["discard", "--reason", "x"]])
+def test_ending_all_tasks_needs_yes_even_if_there_is_one(url: str, arguments: list[str]) -> None:
+    put(url, Task, {})
+    told = run(*arguments)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert f"this would {arguments[0]} 1 task of Task (1 available)" in told.stderr
+    assert run(*arguments, "--status", "available").exit_code == 0
+
+
 def retried(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, "retry", "tests.support.models:Task", *arguments]
     return subprocess.run(command, text=True, check=False, timeout=60, cwd=Path(__file__).parents[2], **streams)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
+from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.checks import count, duration
@@ -16,6 +17,8 @@ from ...functions.arguments import is_session
 from ...lifecycle.kind import holding_slots
 from ...model.mixins import QueueMixin
 from ...queue.spec import QueueSpec, Where, spec_of
+from ...sql.criteria import terms_of
+from ...sql.partitioning import given
 
 Mode = Literal["lease", "lock", "at-most-once"]
 Isolation = Literal["process"]
@@ -102,6 +105,7 @@ def handler_of(
     spec = spec_of(entity)
     if not isinstance(options, Sequence):
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+    _check_stages(spec, where)
     takes_session = _takes_session(function, entity)
     _check_mode(mode, spec, takes_session=takes_session)
     _check_isolation(isolation, mode, max_tasks, max_memory)
@@ -122,6 +126,19 @@ def handler_of(
         max_tasks=max_tasks,
         max_memory=max_memory,
     )
+
+
+def _check_stages(spec: QueueSpec, where: Sequence[Where]) -> None:
+    """Raise :class:`.ArgumentError` for criteria that name a stage that does not exist."""
+    if "stage" not in spec.columns:
+        return
+    stage, stages = spec["stage"], spec.options.stages
+    for term in terms_of(spec, where):
+        unknown = [value for value in given(term, stage) if value not in stages]
+        if unknown:
+            raise ArgumentError(
+                f"{spec.entity.__name__} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
+            )
 
 
 def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
@@ -179,7 +196,21 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
     if is_session(task) or any(_is_task(each, entity) for each in sessions):
         shown = f"{name_of(function)}{inspect.signature(function)}"
         raise ArgumentError(f"{shown}: a handler takes (task) or (session, task), in this order")
+    if any(_is_of_other_kind(each, is_async=is_coroutine(function)) for each in sessions):
+        needed = "coroutine function gets an AsyncSession" if is_coroutine(function) else "function gets a Session"
+        raise ArgumentError(f"{name_of(function)}{inspect.signature(function)}: a {needed}, not the other kind")
     return bool(sessions)
+
+
+def _is_of_other_kind(parameter: inspect.Parameter, *, is_async: bool) -> bool:
+    """Return whether the annotation, which may be a string, is certainly a session of the other kind."""
+    kind = parameter.annotation
+    if isinstance(kind, str):
+        name = kind.rpartition(".")[2]
+        return name in (("Session", "QueueSession") if is_async else ("AsyncSession", "AsyncQueueSession"))
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, Session) if is_async else hasattr(kind, "sync_session_class")
 
 
 def _is_task(parameter: inspect.Parameter, entity: type[QueueMixin]) -> bool:

@@ -122,7 +122,10 @@ def current_job() -> Job:
 
     A long-running handler in a thread should check ``current_job().is_lost``: nothing can stop it from outside.
     """
-    return current.get()
+    job = current.get(None)
+    if job is None:
+        raise LookupError("current_job() is called outside of a handler: only a task that a worker runs has a job")
+    return job
 
 
 class InFlight:

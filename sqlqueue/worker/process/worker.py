@@ -207,6 +207,12 @@ class Worker:
         releases the other tasks, which are available to other workers at once, without counting an attempt.  A second
         signal does not wait.  Raises what :meth:`serve` raises.
         """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise IllegalTransitionError("run() needs an event loop of its own: in a coroutine, await worker.serve()")
         asyncio.run(self._serve_with_signals())
 
     async def serve(self) -> None:
