@@ -10,7 +10,9 @@ import signal
 import sys
 import tempfile
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import timedelta
 from multiprocessing import parent_process
 from pathlib import Path
@@ -86,6 +88,15 @@ def fail(error: BaseException) -> None:
     raise error
 
 
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+def set_tenant(task: Any) -> None:
+    before = tenant.get()
+    tenant.set("a tenant")
+    fail(Even(f"the tenant was {before}"))
+
+
 def grow(_: Any) -> None:
     kept.append(bytearray(os.urandom(1024)) * 1024 * 200)
 
@@ -101,6 +112,8 @@ ACTS: Mapping[str, Callable[[Any], Any]] = {
     "grow": grow,
     "log": lambda task: logging.getLogger("tests.handler").warning("hears of %s", current_job()),
     "odd": lambda _: fail(Odd(1, 2)),
+    "tenant": set_tenant,
+    "cancelled": lambda _: fail(CancelledError()),
     "even": lambda _: fail(Even("and good")),
     "sys.exit": lambda _: sys.exit(3),
     "retry": lambda _: fail(Retry(HOUR, "not yet")),

@@ -88,6 +88,14 @@ def test_a_process_that_an_isolated_handler_forks_can_be_ended(db: Database, lau
 
 
 @on_one_engine
+def test_calls_in_a_child_do_not_affect_one_another(db: Database, launcher: Launcher) -> None:
+    db.insert(Task, [{"id": n, "name": "tenant"} for n in range(1, 7)] + [{"id": 7, "name": "cancelled"}])
+    launcher.start("calm")
+    eventually(all_are(db, "retryable"), LONG)
+    assert errors(db) == {**dict.fromkeys(range(1, 7), "Even: the tenant was nobody"), 7: "CancelledError"}
+
+
+@on_one_engine
 def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, launcher: Launcher) -> None:
     db.insert(Film, [{"id": 1, "stage": "print"}])
     db.insert(Document, [{"id": "a"}])

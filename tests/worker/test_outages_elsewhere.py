@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, select, text
 
 from sqlqueue.worker.running.executor import RETURNS
 from tests.support.harness import Database
@@ -67,4 +67,20 @@ def test_an_outage_elsewhere_counts_after_too_many_returns(
     worker.handler(Task, mode=mode, concurrency=1)(handler(db, session=session))
     workers.start(worker)
     eventually(lambda: statuses(db) == {1: "discarded"})
+    assert "Error: " in (only_row(db)[3] or "")
+
+
+@pytest.mark.requires("kill_sql")
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+@pytest.mark.parametrize(("returned", "status"), [(RETURNS, "discarded"), (RETURNS - 1, "scheduled")])
+def test_a_task_that_ends_its_own_connection_is_not_run_forever(
+    db: Database, workers: Workers, mode: Any, returned: int, status: str
+) -> None:
+    """MySQL ends it too if a statement is larger than its limit, for example."""
+    db.insert(Task, [{"id": 1, "attempt": returned + MOST - 1, "max_attempts": returned + MOST}])
+    kill = (db.case.kill_sql or "").format(connection=f"{db.case.connection_id}()")
+    worker = workers.make()
+    worker.handler(Task, mode=mode, concurrency=1)(with_session(db, lambda session, _: session.execute(text(kill))))
+    workers.start(worker)
+    eventually(lambda: statuses(db) == {1: status})
     assert "Error: " in (only_row(db)[3] or "")
