@@ -84,7 +84,8 @@ class Exposure:
         if not texts or not keys:
             return {}
         cut = [adapter.types.beginning(each, longest + 1).label(name) for name, each in texts.items()]
-        read = select(*spec.primary_key, *cut).where(adapter.keys.key_in(spec, keys))
+        whole = select(*spec.primary_key, *cut).select_from(spec.mapper.persist_selectable)
+        read = whole.where(adapter.keys.key_in(spec, keys))
         try:
             rows: Any = adapter.rows.execute(session, spec, read).all()
         except Exception as error:

@@ -92,7 +92,7 @@ def _loaded(
 
 def _position(window: Window, tasks: Sequence[object]) -> Position | None:
     """Return the position of the first of ``tasks`` that can be read, if there is one."""
-    names: Mapping[Any, str] = {prop.columns[0]: prop.key for prop in window.spec.mapper.column_attrs}
+    names: Mapping[Any, str] = {each: prop.key for prop in window.spec.mapper.column_attrs for each in prop.columns}
     for task in tasks:
         position = tuple(getattr(task, names[term.column]) for term in window.places)
         if not isinstance(task, Damaged) or not any(str(each).startswith(f"({UNREADABLE}") for each in position):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import Identity, LargeBinary, Text, create_engine, event
+from sqlalchemy import ForeignKey, Identity, LargeBinary, String, Text, create_engine, event
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from starlette.testclient import TestClient
 
@@ -15,6 +16,27 @@ from sqlqueue import QueueMixin, QueueSession
 from sqlqueue.dashboard import Dashboard, Viewer
 from tests.support.harness import Database
 from tests.support.models import Mail
+
+
+class Heirs(DeclarativeBase):
+    pass
+
+
+class Document(QueueMixin, Heirs):
+    __tablename__ = "document"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20))
+    __mapper_args__: ClassVar[dict[str, str]] = {"polymorphic_on": "kind", "polymorphic_identity": "document"}
+
+
+class Letter(Document):
+    __tablename__ = "letter"
+
+    id: Mapped[int] = mapped_column(ForeignKey(Document.id), primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+    __mapper_args__: ClassVar[dict[str, str]] = {"polymorphic_identity": "letter"}
+
 
 SIZE = 2_000_000
 ROWS = 20
@@ -65,6 +87,21 @@ def test_no_page_reads_columns_that_it_does_not_show(blobs: Any) -> None:
             assert app.get(path).status_code == 200
     assert seen
     assert not any("body" in each or "data" in each for each in seen)
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # a cartesian product would show in the texts
+def test_texts_of_joined_tables_are_those_of_their_task(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'letters.db'}", connect_args={"timeout": 60})
+    Heirs.metadata.create_all(engine)
+    sessions = sessionmaker(engine, class_=QueueSession)
+    with sessions.begin() as session:
+        session.add_all([Letter(id=1, body="first"), Letter(id=2, body="second")])
+    app = TestClient(Dashboard(sessions, Letter, authorize=lambda _: Viewer("ada"), columns={Letter: ["body", "kind"]}))
+    (name,) = re.findall(r'href="/queue/(\w+)"', app.get("/").text)
+    text = app.get(f"/queue/{name}").text
+    assert re.findall(r"<td>(first|second|letter)</td>", text) == ["second", "letter", "first", "letter"]
+    assert "<dd>first</dd>" in app.get(f"/queue/{name}/task?key=1").text
+    engine.dispose()
 
 
 def test_long_texts_are_cut_by_the_database(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
