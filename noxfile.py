@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -109,6 +110,20 @@ def run_tests(session: nox.Session, *versions: str, without: tuple[str, ...] = (
         again = ("--last-failed", "--last-failed-no-failures=none", "-n", "0")
         session.run(*command, *session.posargs, *again, env=COMPILING)
         session.warn("\n".join(["Flaky: failed at first, passed when run alone.", *failed]))
+
+
+@nox.session
+def drivers(session: nox.Session) -> None:
+    """Run the conformance suite and the tests of errors and notifications with every driver of the engines here.
+
+    Drivers without wheels for this platform are tested if MariaDB's client library can be compiled against.
+    """
+    session.install("-e", f".[{DRIVERS}]", *group("test"), *group("drivers"), SQLALCHEMY["2.1"], env=COMPILED)
+    if shutil.which("mariadb_config") or shutil.which("mysql_config"):
+        session.install(*group("drivers-in-c"), env=COMPILED)
+    else:
+        session.warn(f"{', '.join(group('drivers-in-c'))} are skipped: install libmariadb-dev and a C compiler")
+    session.run("pytest", "-rs", "tests/drivers", *SIDE_BY_SIDE, *session.posargs, env=COMPILING)
 
 
 @nox.session

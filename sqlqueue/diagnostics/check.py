@@ -145,6 +145,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         *_of_isolation(connection, adapter),
         *adapter.server.findings(connection),
         *adapter.network.findings(connection),
+        *_of_driver(connection, adapter),
     ]
     yield from of_server
     for spec in specs:
@@ -176,6 +177,17 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
         message=f"sessions use {level}: a claim that is not the first statement of its transaction {outcome}",
         fix=f"create_engine(..., isolation_level={READ_COMMITTED!r})",
     )
+
+
+def _of_driver(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
+    able, driver = adapter.notifications.listeners, connection.dialect.driver
+    if able and driver not in able:
+        yield Finding(
+            severity=Severity.NOTE,
+            code="no-notifications",
+            message=f"the driver {driver} cannot listen for notifications: a worker with it finds new tasks by polling",
+            fix=f"use one of these drivers for workers: {', '.join(sorted(able))}, or give the worker a shorter poll",
+        )
 
 
 def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:

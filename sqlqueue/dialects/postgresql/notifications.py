@@ -1,9 +1,12 @@
-"""NOTIFY, and LISTEN with psycopg, whose connections can wait for notifications."""
+"""NOTIFY, and LISTEN with the drivers that can wait for notifications."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
@@ -18,8 +21,76 @@ CHANNEL = "sqlqueue"
 LISTEN = f"LISTEN {CHANNEL}"
 
 
+class PsycopgListener(Listener):
+    """Listens with psycopg, whose connections can wait for notifications."""
+
+    def listen(self, connection: Any) -> None:
+        connection.autocommit = True
+        connection.execute(LISTEN)
+
+    def news(self, connection: Any, seconds: float) -> Collection[str]:
+        return {notification.payload for notification in connection.notifies(timeout=seconds, stop_after=1)}
+
+    async def listen_async(self, connection: Any) -> None:
+        await connection.set_autocommit(True)
+        await connection.execute(LISTEN)
+
+    async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
+        return {note.payload async for note in connection.notifies(timeout=seconds, stop_after=1)}
+
+
+class Psycopg2Listener(Listener):
+    """Listens with psycopg2, whose connections collect notifications when they are polled."""
+
+    def listen(self, connection: Any) -> None:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(LISTEN)
+
+    def news(self, connection: Any, seconds: float) -> Collection[str]:
+        with DefaultSelector() as arrival:
+            arrival.register(connection, EVENT_READ)
+            connection.poll()  # what was received together with the response to a statement
+            if not connection.notifies and arrival.select(seconds):
+                connection.poll()
+        names = {notification.payload for notification in connection.notifies}
+        connection.notifies.clear()
+        return names
+
+
+class AsyncpgListener(Listener):
+    """Listens with asyncpg, which calls a function with each notification."""
+
+    def __init__(self) -> None:
+        self._names: asyncio.Queue[str] = asyncio.Queue()
+
+    async def listen_async(self, connection: Any) -> None:
+        await connection.add_listener(CHANNEL, self._notified)
+        await connection.execute(LISTEN)  # again: the function above sends nothing if it is listening already
+
+    async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
+        names = set[str]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                names.add(await self._names.get())
+        while not self._names.empty():
+            names.add(self._names.get_nowait())
+        if connection.is_closed():
+            await connection.execute(LISTEN)  # raises the driver's error
+        return names
+
+    def _notified(self, _connection: object, _process: int, _channel: str, name: str) -> None:
+        self._names.put_nowait(name)
+
+
 class PostgreSQLNotifications(Notifications):
     """NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
+
+    listeners: ClassVar[Mapping[str, type[Listener]]] = {
+        **dict.fromkeys(PSYCOPG, PsycopgListener),
+        "psycopg2": Psycopg2Listener,
+        "asyncpg": AsyncpgListener,
+    }
 
     def notify(self, connection: Connection, name: str) -> None:
         driver: Any = connection.connection.driver_connection
@@ -27,9 +98,6 @@ class PostgreSQLNotifications(Notifications):
             _begin_and_notify(connection, driver, name)
         else:
             connection.execute(select(func.pg_catalog.pg_notify(CHANNEL, name)))
-
-    def listener(self, driver: str) -> Listener | None:
-        return PsycopgListener() if driver in PSYCOPG else None
 
 
 def _sends_begin_next(driver: Any) -> bool:
@@ -66,21 +134,3 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
         if error.connection_invalidated:
             connection.invalidate(error)  # a rollback would fail
         raise
-
-
-class PsycopgListener(Listener):
-    """Listens with psycopg, whose connections can wait for notifications."""
-
-    def listen(self, connection: Any) -> None:
-        connection.autocommit = True
-        connection.execute(LISTEN)
-
-    def news(self, connection: Any, seconds: float) -> Collection[str]:
-        return {notification.payload for notification in connection.notifies(timeout=seconds, stop_after=1)}
-
-    async def listen_async(self, connection: Any) -> None:
-        await connection.set_autocommit(True)
-        await connection.execute(LISTEN)
-
-    async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
-        return {note.payload async for note in connection.notifies(timeout=seconds, stop_after=1)}

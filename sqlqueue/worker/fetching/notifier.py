@@ -12,7 +12,7 @@ from ...dialects.parts.notifications import Listener
 from ...transaction.notifications import spread
 from ..database.backoff import growing_pauses
 from ..database.base import Database
-from ..reporting.reports import Reports
+from ..reporting.reports import Reports, logger
 
 
 class Notifier(threading.Thread):
@@ -58,10 +58,21 @@ class Notifier(threading.Thread):
 
 
 def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports: Reports) -> list[Notifier]:
-    """Return a notifier for each engine that has notifications, for the queues on it."""
-    found: dict[Engine, tuple[Listener, set[str]]] = {}
+    """Return a notifier for each engine that has notifications, for the queues on it.
+
+    Logs which drivers cannot listen although their engines have notifications.
+    """
+    names: dict[Engine, set[str]] = {}
     for engine, name in engines:
-        listener = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver)
+        names.setdefault(engine, set()).add(name)
+    found = list[Notifier]()
+    for engine, some in names.items():
+        notifications, driver = adapter_for(engine.dialect).notifications, engine.dialect.driver
+        listener = notifications.listener(driver)
         if listener is not None:
-            found.setdefault(engine, (listener, set()))[1].add(name)
-    return [Notifier(engine, listener, names, database, reports) for engine, (listener, names) in found.items()]
+            found.append(Notifier(engine, listener, some, database, reports))
+        elif notifications.listeners:
+            able = ", ".join(sorted(notifications.listeners))
+            text = "the driver %s cannot listen for notifications, so new tasks wait for the next poll; these can: %s"
+            logger.warning(text, driver, able)
+    return found
