@@ -47,6 +47,9 @@ def test_odd_times(sync_db: Database, column: str) -> None:
     number = insert_odd_times(sync_db, column, "scheduled")
     assert len(told(sync_db, "list", "--json")) == number
     told(sync_db, "list")
+    first, *_ = states(sync_db, Task)
+    explained = told(sync_db, "why", str(first), "--json")
+    assert {reason["cause"] for reason in explained["reasons"]}.isdisjoint({"unreadable", "missing"})
     for key in states(sync_db, Task):
         told(sync_db, "show", str(key))
         explained = told(sync_db, "why", str(key), "--json")

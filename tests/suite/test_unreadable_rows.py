@@ -305,8 +305,9 @@ def test_errors_that_are_not_about_a_row_are_raised(db: Database) -> None:
     """They would set every row aside."""
     db.insert(Sign, [{"id": 1}])
 
-    def fail(*_: Any) -> None:
-        raise ValueError("not about a row")
+    def fail(*arguments: Any) -> None:
+        if "UPDATE sign" in arguments[2]:
+            raise ValueError("not about a row")
 
     with db.session() as actor:
         event.listen(db.session_engine, "before_cursor_execute", fail)
