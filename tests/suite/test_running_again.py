@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlqueue import ArgumentError, ClaimLostError, DuplicateTaskError, Every, Reactivated, Status
 from tests.support.harness import Database
-from tests.support.models import CreditNote, Film, Listing, Order, Report, Spool, Task, Visit
+from tests.support.models import Chore, CreditNote, Film, Listing, Order, Report, Spool, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, count
 
 pytestmark = pytest.mark.asyncio_once
@@ -169,6 +169,21 @@ def test_with_a_limit_the_loop_goes_on_behind_the_tasks_that_stay(db: Database, 
             actor.commit()
             done.append(int(number))
     assert done == [2, 2]
+
+
+def test_recurring_tasks_with_keys(db: Database) -> None:
+    """Each schedule is a statement of its own; one of them meets a taken key."""
+    ended = {"status": "cancelled", "attempts_before": 0, **ENDED}
+    given = [("a", "PT1H"), ("b", "PT2H"), ("taken", "PT2H"), ("c", None), ("taken too", None)]
+    for number, (key, schedule) in enumerate(given, 1):
+        db.insert(Chore, [{"id": number, "task": "t", "former_key": key, "schedule": schedule, **ended}])
+    for number, key in enumerate(("taken", "taken too"), 11):
+        db.insert(Chore, [{"id": number, "task": "t", "unique_key": key}])
+    with db.begin() as actor:
+        done = actor.rerun(Chore)
+        assert (int(done), done.taken) == (3, 2)
+    states = ["scheduled", "scheduled", "cancelled", "available", "cancelled"]
+    assert [row(db, Chore, number).status for number in range(1, 6)] == states
 
 
 def test_what_the_transaction_did_before_stays(db: Database) -> None:
