@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, Identity, MetaData, event
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import Column, Engine, ForeignKey, Identity, MetaData, NullPool, Table, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueOptions, StageMixin, UniqueMixin
+from sqlqueue.dialects.sqlite.definition import setting_defaults
 from tests.migrations.project import Project
 
 # what SQLAlchemy does not reflect: AUTOINCREMENT, a collation, a condition, an index on an expression, triggers
@@ -208,6 +212,27 @@ def test_open_connections_notice_the_new_default(tmp_path: Path) -> None:
         shop.becomes(models(QueueMixin, max_attempts=9))
         other.execute("INSERT INTO Invoice (customer) VALUES ('Dan')")
         assert other.execute("SELECT max_attempts FROM Invoice WHERE id > 3").fetchall() == [(5,), (9,)]
+
+
+def test_a_table_in_an_attached_database(tmp_path: Path) -> None:
+    columns = [Column("n", server_default=text("9"))]
+    code = setting_defaults("op.", Table("my t", MetaData(), schema="it's"), columns)
+    engine = create_engine(f"sqlite:///{tmp_path / 'here.db'}", poolclass=NullPool)
+    with engine.begin() as connection:
+        for statement in (
+            f"""ATTACH '{tmp_path / "there.db"}' AS "it's" """,
+            """CREATE TABLE "it's"."my t" (id INTEGER PRIMARY KEY, n INTEGER DEFAULT 5)""",
+            """CREATE TABLE "it's".fired (id INTEGER)""",
+            """CREATE TRIGGER "it's".t AFTER UPDATE ON "my t" BEGIN INSERT INTO fired VALUES (new.id); END""",
+            """INSERT INTO "it's"."my t" (id) VALUES (1)""",
+        ):
+            connection.exec_driver_sql(statement)
+        exec(code, {"op": Operations(MigrationContext.configure(connection)), "re": re})
+        connection.exec_driver_sql("""INSERT INTO "it's"."my t" (id) VALUES (2)""")
+        assert connection.exec_driver_sql("""SELECT * FROM "it's"."my t" """).all() == [(1, 5), (2, 9)]
+        assert connection.exec_driver_sql("""SELECT * FROM "it's".fired""").all() == []
+        connection.exec_driver_sql("""UPDATE "it's"."my t" SET n = 6 WHERE id = 2""")
+        assert connection.exec_driver_sql("""SELECT * FROM "it's".fired""").all() == [(2,)]
 
 
 def test_a_default_found_by_alembic_itself_is_changed_in_place(tmp_path: Path) -> None:
