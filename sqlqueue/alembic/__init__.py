@@ -5,6 +5,7 @@ Without it, migrations of new queues are correct on the engine that they were ge
 - sets the status of the existing rows of a table that becomes a queue: completed by default, and never pruned;
 - replaces an index of a queue that differs from the one that claims need, which Alembic does not notice;
 - adds and drops the columns of a queue in a form that runs on every engine;
+- changes tables on SQLite in place and completely or not at all, instead of copying them in batch mode;
 - gives time columns each engine's expression for the current time in UTC as their default, and corrects other defaults.
 
 Revisions contain standard operations only: a migration never imports this package.  Other tables are left alone.  To
