@@ -41,7 +41,9 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
     name = name or channel_of(spec)
     news.names.add(name)
     transaction = innermost(session)
-    if spec.options.notify and not any(name in news.sent[each] for each in lineage(transaction)):
+    is_sent = any(name in news.sent[each] for each in lineage(transaction))
+    # PostgreSQL prepares no transaction that has notified
+    if spec.options.notify and not is_sent and not session.twophase:
         connection = session.connection(spec.bind_arguments)
         adapter_for(connection.dialect).notifications.notify(connection, name)
         news.sent[innermost(session)].add(name)

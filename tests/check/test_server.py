@@ -145,3 +145,11 @@ def test_limits_that_are_not_set(healthy: Database, code: str) -> None:
 @pytest.mark.requires("one_writer")
 def test_no_limits_without_a_network(healthy: Database) -> None:
     assert advised(healthy) == {}
+
+
+def test_a_named_database_in_memory_has_no_file() -> None:
+    engine = create_engine("sqlite:///file:/checked?vfs=memdb&uri=true")
+    Base.metadata.create_all(engine)
+    with engine.connect() as connection:
+        assert "read-only" not in {finding.code for finding in check(connection, Base)}
+    engine.dispose()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 
 from sqlqueue import Worker, check
 from sqlqueue.dialects import adapter_for
@@ -74,3 +74,17 @@ def test_a_check_names_a_driver_that_cannot_listen(sync_db: Database, driver: st
     with engine_with(driver, sync_db) as engine:
         can = driver.partition("+")[2] in adapter_for(engine.dialect).notifications.listeners
         assert ("no-notifications" in on_a_loop(codes)()) == (not can)
+
+
+@pytest.mark.requires("notifies")
+def test_a_two_phase_transaction_does_not_notify(sync_db: Database) -> None:
+    """PostgreSQL could not prepare it."""
+    sent: list[str] = []
+    variant = sync_db.variant()
+    event.listen(variant.session_engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    with variant.session(twophase=True) as actor:
+        actor.enqueue(Task, [{"name": "it"}])
+        actor.add(Task())
+        actor.flush()
+    assert any("INSERT" in statement for statement in sent)
+    assert not any("pg_notify" in statement for statement in sent)

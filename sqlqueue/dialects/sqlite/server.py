@@ -24,7 +24,7 @@ class SQLiteServer(Server):
         if connection.exec_driver_sql("PRAGMA query_only").scalar():
             yield read_only("query_only is set on this connection", "set PRAGMA query_only to off")
         (path, *_) = connection.exec_driver_sql("PRAGMA database_list").scalars("file")
-        if not path:
+        if not path or connection.engine.url.query.get("vfs") == "memdb":
             return  # in memory
         if connection.engine.url.query.get("mode") == "ro":
             yield read_only("the URL says mode=ro", "leave it out")
