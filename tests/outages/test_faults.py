@@ -119,5 +119,5 @@ def test_unwritable_outcomes_do_not_block_others(workload: Workload) -> None:
     workload.wait_until_done("plain")
     workload.enqueue("plain", count=1)
     workload.wait_until_done("plain")
-    eventually(lambda: {row.status for row in workload.rows("refused")} == {"discarded"})
+    eventually(lambda: {row.status for row in workload.rows("refused")} == {"retryable"})
     assert all(row.error for row in workload.rows("refused"))

@@ -144,6 +144,9 @@ class LockingExecutor(Executor):
             if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
                 transaction.context.run(self._commit, transaction)
             return goes_on
+        except BaseException:
+            session.rollback()  # close() alone would return a connection whose transaction a failed commit left open
+            raise
         finally:
             close(session)
 
@@ -295,6 +298,9 @@ class LockingExecutor(Executor):
                 write_outcomes(session, [(claim_of(task), outcome)])
                 session.commit()
                 return True
+            except BaseException:
+                session.rollback()
+                raise
             finally:
                 close(session)
 
