@@ -30,6 +30,7 @@ from sqlqueue import QueueSession
 from tests.dashboard.models import Email
 from tests.measurements.filled import at_each_url
 
+TOKEN = "a-token-of-some-length"
 VIEWERS, PAGES, PERIOD = 3, ("/", "/queue/email"), 3.0
 TURN, TURNS = 6.0, 13
 SUPPLY = 200_000
@@ -42,7 +43,8 @@ def dashboard(url: str) -> Iterator[tuple[str, int]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = ["dashboard", "tests.dashboard.models:Base", "--url", url, "--port", str(port)]
-    process = subprocess.Popen([sys.executable, "-c", "from sqlqueue.cli import main; main()", *arguments])
+    command = [sys.executable, "-c", "from sqlqueue.cli import main; main()", *arguments]
+    process = subprocess.Popen(command, env={**os.environ, "SQLQUEUE_DASHBOARD_TOKEN": TOKEN})
     address = f"http://127.0.0.1:{port}"
     try:
         while True:
@@ -60,7 +62,9 @@ def view(address: str, watching: Event, ended: Event) -> None:
     """Request the pages as several viewers do, while ``watching`` is set, until the process has ``ended``."""
 
     def look() -> None:
-        with httpx2.Client(base_url=address, timeout=60, verify=False) as client:  # no certificates to load
+        login = {"Authorization": f"Bearer {TOKEN}"}
+        # no certificates to load
+        with httpx2.Client(base_url=address, headers=login, timeout=60, verify=False) as client:
             tags: dict[str, str] = {}
             while not ended.is_set():
                 if not watching.wait(0.1):
