@@ -21,8 +21,8 @@ NAMED = 10
 def set_aside(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield a finding if rows wait, or have become dead letters, because they cannot be read.  It names some keys."""
     table, model = spec.table.fullname, spec.entity.__name__
-    waiting = select(*_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
-    last = select(*_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
+    waiting: Select[Any] = select(*_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
+    last: Select[Any] = select(*_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
     for rows, status, then in (
         (waiting.order_by(*(term.expression for term in spec.due_order)), Status.SCHEDULED, "are postponed"),
         (last, Status.DISCARDED, "are dead letters"),

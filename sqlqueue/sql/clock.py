@@ -102,7 +102,10 @@ class utcinsertion(utcnow):
     """The default of a column, which is not part of that key: always the database's clock."""
 
     inherit_cache = True
-    _ahead = None
+
+    @property
+    def _ahead(self) -> None:
+        return None
 
 
 class utcdefault(FunctionElement[datetime]):

@@ -45,11 +45,9 @@ class PostgreSQLServer(Server):
     """Detects standbys and tables that Citus distributes; checks privileges on schemas, columns and sequences."""
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
-        standby, default = connection.execute(
-            select(
-                func.pg_catalog.pg_is_in_recovery(), func.pg_catalog.current_setting("default_transaction_read_only")
-            )
-        ).one()
+        read_only_default = func.pg_catalog.current_setting("default_transaction_read_only")
+        state: Any = connection.execute(select(func.pg_catalog.pg_is_in_recovery(), read_only_default)).one()
+        standby, default = state
         if standby:
             yield read_only("this server is a hot standby", "connect to the primary")
         if default == "on":
@@ -114,7 +112,7 @@ class PostgreSQLServer(Server):
         return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
 
 
-def _intruders() -> Select[Any]:
+def _intruders() -> Select[*tuple[Any, ...]]:
     """Return a query for the schemas of the search_path in which others may create objects, with each such role, or
     ``None`` for all roles.  Owners and superusers are trusted."""
     granted = func.pg_catalog.aclexplode(_SCHEMAS.c.nspacl).table_valued("grantee", "privilege_type", name="granted")
