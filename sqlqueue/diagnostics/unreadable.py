@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, select
+from sqlalchemy import Connection, and_, select
 
 from .._support.error_text import UNREADABLE, key_text
 from ..queue.findings import Finding, Severity
@@ -21,8 +21,8 @@ NAMED = 10
 def set_aside(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield a finding if rows wait, or have become dead letters, because they cannot be read.  It names some keys."""
     table, model = spec.table.fullname, spec.entity.__name__
-    waiting: Select[Any] = select(*_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
-    last: Select[Any] = select(*_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
+    waiting = select(*_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
+    last = select(*_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
     for rows, status, then in (
         (waiting.order_by(*(term.expression for term in spec.due_order)), Status.SCHEDULED, "are postponed"),
         (last, Status.DISCARDED, "are dead letters"),
@@ -41,7 +41,7 @@ def _columns(spec: QueueSpec) -> list[Any]:
     return [spec["status"].label("status"), spec["error"].label("error"), *key]
 
 
-def _found(rows: Select[Any], status: Status) -> Select[Any]:
+def _found(rows: Any, status: Status) -> Any:
     seen = rows.limit(SCAN).subquery("seen")
     _, error, *key = seen.c
     return select(*key).where(and_(seen.c.status == state(status), error.like(f"{UNREADABLE}%"))).limit(NAMED + 1)

@@ -74,14 +74,13 @@ class TaskFunction(Generic[Call, P, R, J]):
         Raises :class:`.ArgumentError`, before any statement is sent, for arguments that the function does not take or
         that cannot be stored as JSON.
         """
-        is_async = hasattr(session, "run_sync")
-        if not is_async and not isinstance(session, (Session, scoped_session)):
+        if hasattr(session, "run_sync"):
+            return self._enqueue_async(session, self.job(*args, **kwargs))
+        if not isinstance(session, (Session, scoped_session)):
             raise ArgumentError(
                 f"{self.name}: give the session first, as in enqueue(session, ...): {type(session).__name__} is none"
             )
         job = self.job(*args, **kwargs)
-        if is_async:
-            return self._enqueue_async(session, job)
         operations.enqueue(session, job)
         return job
 
