@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine, func, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from sqlqueue.sqltasks import RequestFailed
+from sqlqueue.sqltasks import RequestFailed, execution
 from sqlqueue.sqltasks.execution import RequestExecutor, Users
-from tests.check.checking import found
+from tests.check.checking import findings, found
 from tests.suite.test_schema_translation import every_operation, tables
 from tests.support.harness import Database
 from tests.support.models import Job, Task
@@ -51,20 +51,36 @@ def test_no_operation_calls_them(among: Database, tables: dict[str, Any]) -> Non
         actor.complete(actor.claim_many(Task, limit=11))
 
 
+def executor(among: Database) -> RequestExecutor:
+    options = {"options": "-csearch_path=impostor,pg_catalog,public"}
+    url = among.url.set(drivername=among.case.sync_driver).update_query_dict(options)
+    return RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=1), limit=100)
+
+
 @pytest.mark.requires("impostors")
 def test_they_lift_no_timeout(among: Database) -> None:
-    url = among.url.set(drivername=among.case.sync_driver).update_query_dict(
-        {"options": "-csearch_path=impostor,pg_catalog,public"}
-    )
-    executor = RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=1), limit=100)
     with pytest.raises(RequestFailed, match="timeout: stopped after 2 s"):
-        executor.execute("SELECT pg_sleep(600)", user=None, timeout=2)
+        executor(among).execute("SELECT pg_sleep(600)", user=None, timeout=2)
+
+
+@pytest.mark.requires("impostors")
+def test_a_connection_that_is_not_ready_in_time_is_closed(among: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "CONNECTING", timedelta(seconds=2))
+    with create_engine(
+        executor(among).users.default, poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    ).connect() as one:
+        one.exec_driver_sql(among.case.impostor_at_start)
+    with pytest.raises(OperationalError):
+        executor(among).execute("SELECT 1", user=None, timeout=2)
 
 
 @pytest.mark.requires("impostors")
 def test_a_schema_in_which_anyone_may_create_functions_is_reported(among: Database) -> None:
-    if not among.is_async:
-        assert ("warning", "open-schema") in found(among)
+    if among.is_async:
+        return
+    assert ("warning", "open-schema") in found(among)
+    (fix,) = {each.fix for each in findings(among) if each.code == "open-schema"}
+    assert fix == "REVOKE CREATE ON SCHEMA impostor FROM PUBLIC, or leave it out of the search_path"
 
 
 def test_statements_name_the_schema_of_functions() -> None:

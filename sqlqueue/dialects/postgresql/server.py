@@ -52,12 +52,14 @@ class PostgreSQLServer(Server):
             yield read_only("this server is a hot standby", "connect to the primary")
         if default == "on":
             yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+        quoted = connection.dialect.identifier_preparer.quote
         for schema, role in connection.execute(_intruders()):
             message = (
                 f"{role or 'every role'} may create functions and operators in the schema {schema}, which is in the"
                 " search_path: this account's statements could call them instead of built-in ones"
             )
-            fix = f"REVOKE CREATE ON SCHEMA {schema} FROM {role or 'PUBLIC'}, or leave it out of the search_path"
+            grantee = quoted(role) if role else "PUBLIC"
+            fix = f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM {grantee}, or leave it out of the search_path"
             yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:

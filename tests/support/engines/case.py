@@ -108,6 +108,8 @@ class EngineCase:
     impostors: tuple[Sequence[str], Sequence[str]] | None = None
     """Statements that create, and statements that drop, a schema in which anyone may create functions, and which has
     functions that fail, with the names and arguments of built-in ones."""
+    impostor_at_start: str = ""
+    """Creates an impostor that does not end, of a function that SQLAlchemy calls when it connects."""
     impostors_first: str = ""
     """Makes a session prefer them."""
     file_requests: tuple[str, ...] = ()

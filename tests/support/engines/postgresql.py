@@ -191,5 +191,9 @@ POSTGRESQL = EngineCase(
     timeout_preparation=((_POSTGRESQL_PROCEDURE,), ("DROP PROCEDURE IF EXISTS patient",)),
     timeout_liftings=_POSTGRESQL_LIFTINGS,
     impostors=_POSTGRESQL_IMPOSTORS,
+    impostor_at_start=(
+        "CREATE FUNCTION impostor.current_schema() RETURNS name LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_catalog.pg_sleep(60); RETURN NULL; END'"
+    ),
     impostors_first="SET search_path = impostor, pg_catalog, public",
 )
