@@ -42,7 +42,7 @@ def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
 def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[str]:
     """Return the names of the indexes of partitioned tables that the indexes ``names``, of partitions, belong to."""
     root = _CLASS.alias("root")
-    belongs = root.c.oid == cast(func.pg_partition_root(_CLASS.c.oid), postgresql.OID)
+    belongs = root.c.oid == cast(func.pg_catalog.pg_partition_root(_CLASS.c.oid), postgresql.OID)
     roots = select(root.c.relname).join_from(_CLASS, root, belongs)
     return set(connection.scalars(roots.where(_CLASS.c.relname.in_(names), _CLASS.c.relispartition)))
 

@@ -35,8 +35,8 @@ _SESSIONS = table(
     *map(column, ("pid", "usename", "application_name", "state", "backend_xid")),
     schema="pg_catalog",
 )
-_SCHEMAS = table("pg_namespace", *map(column, ("nspname", "nspowner", "nspacl")), schema="pg_catalog")
-_ROLES = table("pg_roles", *map(column, ("oid", "rolname", "rolsuper")), schema="pg_catalog")
+_SCHEMAS = table("pg_namespace", column("nspname", String), column("nspowner"), column("nspacl"), schema="pg_catalog")
+_ROLES = table("pg_roles", column("oid"), column("rolname", String), column("rolsuper"), schema="pg_catalog")
 _DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
 """The catalog of Citus.  The method of a table that is not distributed is 'n'."""
 
