@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
 from sqlalchemy import ForeignKeyConstraint, and_, exists, func, literal_column, or_, select
 from sqlalchemy.exc import DBAPIError, NoReferenceError
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import sort_tables
 
 from .._support.checks import count, duration
 from .._support.exc import ArgumentError
@@ -173,16 +175,14 @@ class _Pruning:
         return self._adapter.transactions.tentative(self._session)
 
     def _remove(self, criterion: Criterion) -> int:
-        spec, session = self._spec, self._session
+        spec, session, rows = self._spec, self._session, self._adapter.rows
         if not _is_spread(spec):
-            return self._adapter.rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
-        # the mapper deletes the rows of one instance in the right order
-        loading = self._adapter.keys.by_key(spec, select(spec.entity).where(criterion))
-        tasks: Sequence[Any] = session.scalars(loading, bind_arguments=spec.bind_arguments).all()
-        for task in tasks:
-            session.delete(task)
-        session.flush()
-        return len(tasks)
+            return rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
+        # by key, not as instances: a row that cannot be read is deleted as well
+        keys = rows.keys(session, spec, self._adapter.locking.named(spec, criterion, waits=True))
+        for table in reversed(sort_tables(_tables(spec))) if keys else ():
+            rows.delete(session, replace(spec, table=table, primary_key=tuple(table.primary_key)), keys)
+        return len(keys)
 
     def _count_protected(self) -> int:
         if not self._references:
@@ -197,12 +197,17 @@ def _is_spread(spec: QueueSpec) -> bool:
     return any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants)
 
 
+def _tables(spec: QueueSpec) -> set[Any]:
+    """Return the tables that may have rows of the queue's tasks."""
+    return {table for mapper in spec.mapper.base_mapper.self_and_descendants for table in mapper.tables}
+
+
 def _references(spec: QueueSpec) -> Iterator[Criterion]:
     """Yield a criterion for each foreign key of another table that can protect a row from deletion.
 
     Foreign keys within the queue's own tables are left out: those rows can be deleted together.
     """
-    own = {table for mapper in spec.mapper.base_mapper.self_and_descendants for table in mapper.tables}
+    own = _tables(spec)
     for other in spec.table.metadata.tables.values():
         for constraint in () if other in own else other.foreign_key_constraints:
             with suppress(NoReferenceError):  # the referred table is not in the metadata

@@ -24,7 +24,6 @@ LEFT = {
     # application criteria that happen to select by key, to find rows that are then written by key
     *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
     *("Task.run_now 1", "Listing.rerun(limit) 4"),  # likewise
-    *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own statements for a row that has been found
     *("Task.page 4", "Task.page(state) 3", "Task.page(where) 3"),  # they lock nothing
 }
 

@@ -19,7 +19,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.sql.clock import representable
 from tests.outbox.messages import fill
 from tests.support.harness import Database
-from tests.support.models import Account, Listing, Mail, Notice, Outgoing, Sign, Spool, Task, Visit
+from tests.support.models import Account, CreditNote, Invoice, Listing, Mail, Notice, Outgoing, Sign, Spool, Task, Visit
 from tests.support.rows import PAST, clock
 
 PREFIX = "cannot be read: "
@@ -289,6 +289,21 @@ def test_an_unknown_polymorphic_identity(db: Database, lease: Any) -> None:
         assert [task.id for task in actor.claim_many(Notice, limit=10, lease=lease)] == [1, 3]
         actor.complete([task for task in actor.sync_session if isinstance(task, Notice)])
     assert states(db, Notice)[2] == "scheduled"
+
+
+def test_pruning_rows_of_several_tables(db: Database) -> None:
+    done = {"status": "completed", "finished_at": PAST}
+    with db.begin() as actor:
+        actor.add_all([*(Invoice(id=n, **done) for n in (1, 2, 3)), *(CreditNote(id=n, **done) for n in (4, 5, 6))])
+    with db.engine.begin() as connection:
+        connection.execute(text("UPDATE invoice SET kind = 'unheard of' WHERE id IN (2, 5)"))
+        connection.execute(text("UPDATE invoice SET status = 'cancelled' WHERE id = 6"))
+    with riddles(CreditNote, 4), db.begin() as actor:
+        assert actor.prune(CreditNote, timedelta(days=1), limit=1) == 1
+        assert actor.prune(Invoice, timedelta(days=1)) == 5
+    with db.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(Invoice.__table__)) == 0
+        assert connection.scalar(select(func.count()).select_from(CreditNote.__table__)) == 0
 
 
 @pytest.mark.parametrize("loading", [joinedload, selectinload])
