@@ -35,7 +35,7 @@ class FormerSQLServer(SQLServer):
         super().__init__()
         self.locking = FormerSQLServerLocking(FormerSQLServerKeys())
         self.keys = self.locking.keys
-        self.rows = Rows(self.locking)
+        self.rows = Rows(self.locking, self.errors)
         self.claims = FormerSQLServerClaims(self.rows)
 
 
@@ -97,7 +97,7 @@ class FormerMySQLLocking(MySQLLocking):
 
 def _by_index(adapter: Adapter) -> Adapter:
     adapter.locking = FormerMySQLLocking(adapter.keys)
-    adapter.rows = Rows(adapter.locking)
+    adapter.rows = Rows(adapter.locking, adapter.errors)
     adapter.claims = Claims(adapter.rows)
     return adapter
 

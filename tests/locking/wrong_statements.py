@@ -94,7 +94,7 @@ def _without_readpast(statement: Select[Any]) -> Select[Any]:
 
 def _locking(adapter: Adapter, locking: Locking) -> Adapter:
     """Return the adapter with other locking statements."""
-    adapter.locking, adapter.keys, adapter.rows = locking, locking.keys, Rows(locking)
+    adapter.locking, adapter.keys, adapter.rows = locking, locking.keys, Rows(locking, adapter.errors)
     adapter.claims = type(adapter.claims)(adapter.rows)
     return adapter
 
