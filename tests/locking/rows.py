@@ -104,8 +104,8 @@ class Evaluator:
 
 
 def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-    """Translate PostgreSQL's arrays for SQLite."""
-    statement = statement.replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
+    """Translate PostgreSQL's arrays, and its names of built-in functions, for SQLite."""
+    statement = statement.replace("pg_catalog.", "").replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
     statement = _UNNESTED.sub(_joined, statement)
     statement = _LISTED.sub(_listed, statement)
     return statement, tuple(json.dumps(value) if isinstance(value, list) else value for value in parameters)
