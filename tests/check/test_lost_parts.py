@@ -14,8 +14,6 @@ from sqlqueue.queue.status import Status
 from tests.check.checking import execute, findings, found
 from tests.support.harness import Database
 
-pytestmark = pytest.mark.filterwarnings("ignore:Skipped unsupported reflection of expression-based index")
-
 
 class Base(DeclarativeBase):
     pass

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy.exc import SAWarning
 
-from ..parts.schema import Schema
+from ..parts.schema import LiveIndex, Schema
 
 
 class SQLiteSchema(Schema):
@@ -18,6 +20,13 @@ class SQLiteSchema(Schema):
     partial_index: ClassVar[str | None] = "sqlite_where"
     alters_defaults: ClassVar[bool] = False
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
+
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        with warnings.catch_warnings():
+            # no queue needs an index on an expression
+            skipped = "Skipped unsupported reflection of expression-based index"
+            warnings.filterwarnings("ignore", skipped, SAWarning)
+            return super().live_indexes(connection, table)
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
