@@ -31,6 +31,7 @@ from .schema_drift import (
     drift,
     helpful_indexes,
     lost_indexes,
+    lost_triggers,
 )
 from .unadopted import of_contents
 from .unreadable import set_aside
@@ -198,6 +199,10 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         for name in lost_indexes(connection, spec) if live else ():
             message = f"{spec.table.fullname} has no index {name}, which the model declares"
             yield Finding.of(spec, Severity.WARNING, MissingIndex.code, message, "create it in a migration")
+        for name in lost_triggers(connection, spec) if live else ():
+            message = f"{spec.table.fullname} has no trigger {name}, which the model declares"
+            fix = "create it in a migration, with op.execute(): autogenerate does not see triggers"
+            yield Finding.of(spec, Severity.WARNING, "missing-trigger", message, fix)
         if any(column["name"] in of_queue for column in live):
             yield from adapter.server.table_findings(connection, spec)
             collations = adapter.schema.collations(connection, spec.table)

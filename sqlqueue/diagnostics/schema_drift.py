@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sqlalchemy import Column, Connection, Index, Table, UnaryExpression, inspect
+from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql import operators
 
 from ..dialects import adapter_for
@@ -202,6 +203,56 @@ def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:
     # an index with a condition, from Index.ddl_if(), may be meant for another engine
     own = [index for index in spec.table.indexes if index.name not in ours and index._ddl_if is None]
     return sorted(str(index.name) for index in own if preparer.format_index(index) not in live)
+
+
+def lost_triggers(connection: Connection, spec: QueueSpec) -> list[str]:
+    """Return the names of the triggers that DDL listeners create on the table and that do not exist.
+
+    Compared by name only, without regard to case.  Empty if this account cannot see triggers.
+    """
+    declared = list(_declared_triggers(connection, spec.table))
+    live = adapter_for(connection.dialect).schema.trigger_names(connection, spec.table) if declared else None
+    if live is None:
+        return []
+    known, longest = {name.casefold() for name in live}, connection.dialect.max_identifier_length
+    # some servers shorten names
+    shortened = {name: name.encode()[:longest].decode(errors="ignore") for name in declared}
+    return [name for name in shortened if known.isdisjoint({name.casefold(), shortened[name].casefold()})]
+
+
+def _declared_triggers(connection: Connection, table: Table) -> Iterator[str]:
+    mine = {table.schema, connection.schema_for_object(table) or connection.dialect.default_schema_name}
+    for target in (table, table.metadata):
+        for listener in target.dispatch.after_create:
+            if not isinstance(listener, ExecutableDDLElement):
+                continue
+            # as the listener itself decides when it is called
+            if not listener._should_execute(target, connection):  # type: ignore[no-untyped-call]
+                continue
+            for found in _TRIGGER.finditer(str(listener.against(target).compile(dialect=connection.dialect))):
+                (*owner, name), (*schema, of) = map(_parts, found.groups())
+                # a listener may create triggers of other tables
+                place = schema or owner
+                if of.casefold() == table.name.casefold() and (place[-1] if place else target.schema) in mine:
+                    yield name
+
+
+def _parts(qualified: str) -> list[str]:
+    return [_unquoted(part) for part in re.findall(_NAME, qualified)]
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace(name[-1] * 2, name[-1]) if name[0] in '"`[' else name
+
+
+_NAME = r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|\[(?:[^\]]|\]\])+\]|[\w$#]+'
+_QUALIFIED = rf"(?:{_NAME})(?:\s*\.\s*(?:{_NAME}))*"
+# not temporary ones, which end with their connection
+_TRIGGER = re.compile(
+    r"\bCREATE\s+(?:(?:OR\s+(?:REPLACE|ALTER)|CONSTRAINT|(?:NON)?EDITIONABLE|DEFINER\s*=[^;]+?)\s+)*TRIGGER\s+"
+    rf"(?:IF\s+NOT\s+EXISTS\s+)?({_QUALIFIED})\s.*?\bON\s+({_QUALIFIED})",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def _terms(index: Index) -> tuple[Term, ...]:

@@ -71,6 +71,7 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
         adapter.server.missing_privileges(connection, spec, live)
         adapter.schema.descending(connection, spec.table, [])
         adapter.schema.unusable(connection, spec.table)
+        adapter.schema.trigger_names(connection, spec.table)
     return {f"check {number}": statement for number, statement in enumerate(log, 1)}
 
 

@@ -22,6 +22,8 @@ _COLUMNS = table(
 )
 _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
 
+_TRIGGERS = table("triggers", column("parent_id"), column("name", String), schema="sys")
+
 
 class SQLServerSchema(Schema):
     """Reads filtered indexes, disabled indexes and sort directions."""
@@ -40,6 +42,13 @@ class SQLServerSchema(Schema):
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         disabled = select(_INDEXES.c.name).where(_is_of(connection, table), _INDEXES.c.is_disabled == 1)
         return connection.scalars(disabled).all()
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        name = name_of(connection, table)
+        found = connection.scalars(select(_TRIGGERS.c.name).where(_TRIGGERS.c.parent_id == func.object_id(name))).all()
+        # an account without this privilege sees no triggers
+        sees = select(func.has_perms_by_name(name, "OBJECT", "VIEW DEFINITION"))
+        return found if found or connection.scalar(sees) else None
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         mine = _COLUMNS.c.object_id == func.object_id(name_of(connection, table))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.engine.interfaces import ReflectedIndex
 
 from ..parts.schema import Schema
-from .catalog import COLUMNS, STATISTICS, is_of
+from .catalog import COLUMNS, STATISTICS, TRIGGERS, is_of, lists_triggers
 
 
 class ListedSchema(Schema):
@@ -26,6 +26,12 @@ class ListedSchema(Schema):
 
     def index_names(self, connection: Connection, table: Table) -> Collection[str]:
         return connection.scalars(select(STATISTICS.c.index_name).where(is_of(connection, table)).distinct()).all()
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        schema = connection.schema_for_object(table) or func.database()
+        mine = (TRIGGERS.c.event_object_schema == schema) & (TRIGGERS.c.event_object_table == table.name)
+        found = connection.scalars(select(TRIGGERS.c.trigger_name).where(mine)).all()
+        return found if found or lists_triggers(connection, table) else None
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         found = select(COLUMNS.c.column_name, COLUMNS.c.collation_name).where(is_of(connection, table, COLUMNS))

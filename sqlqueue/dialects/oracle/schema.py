@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, String, Table, column, select, table
+from sqlalchemy import Connection, String, Table, column, func, select, table
 
 from ..parts.schema import LiveIndex, Schema, Term
 
@@ -16,6 +16,10 @@ _INDEXES = table(
     "all_indexes",
     *(column(name, String) for name in ("table_owner", "table_name", "index_name", "status", "visibility")),
     schema="sys",
+)
+
+_TRIGGERS = table(
+    "all_triggers", *(column(name, String) for name in ("table_owner", "table_name", "trigger_name")), schema="sys"
 )
 
 
@@ -33,6 +37,17 @@ class OracleSchema(Schema):
             name: replace(index, terms=tuple(_plain(term, normal) for term in index.terms))
             for name, index in super().live_indexes(connection, table).items()
         }
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        dialect: Any = connection.dialect
+        owner = dialect.denormalize_name(connection.schema_for_object(table) or dialect.default_schema_name)
+        is_of_table = (_TRIGGERS.c.table_owner == owner) & (
+            _TRIGGERS.c.table_name == dialect.denormalize_name(table.name)
+        )
+        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(is_of_table)).all()
+        # other accounts than the owner may not see all
+        user = func.sys_context("USERENV", "SESSION_USER")
+        return found if found or owner == connection.scalar(select(user)) else None
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         dialect: Any = connection.dialect

@@ -103,6 +103,10 @@ class Schema:
         found = (*inspector.get_indexes(table.name, schema), *inspector.get_unique_constraints(table.name, schema))
         return {str(each["name"]) for each in found}
 
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        """Return the names of all existing triggers of ``table``; ``None`` if this account cannot see them all."""
+        return None
+
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:

@@ -1,4 +1,5 @@
-"""Reads from the catalog what SQLAlchemy does not reflect: invalid indexes, storage parameters, added columns."""
+"""Reads from the catalog what SQLAlchemy does not reflect: invalid indexes, triggers, storage parameters, added
+columns."""
 
 from __future__ import annotations
 
@@ -32,6 +33,10 @@ _CLASS = table(
 _INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("indisvalid", Boolean), schema="pg_catalog")
 _ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column("attmissingval"), schema="pg_catalog")
 
+_TRIGGER = table(
+    "pg_trigger", column("tgrelid"), column("tgname"), column("tgisinternal", Boolean), schema="pg_catalog"
+)
+
 
 def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
     """Return the names of invalid indexes, which a failed CREATE INDEX CONCURRENTLY leaves behind."""
@@ -45,6 +50,12 @@ def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[s
     belongs = root.c.oid == cast(func.pg_catalog.pg_partition_root(_CLASS.c.oid), postgresql.OID)
     roots = select(root.c.relname).join_from(_CLASS, root, belongs)
     return set(connection.scalars(roots.where(_CLASS.c.relname.in_(names), _CLASS.c.relispartition)))
+
+
+def trigger_names(connection: Connection, of: Table) -> Collection[str]:
+    """Return the names of the triggers of a table, except those of its foreign keys."""
+    mine = (_TRIGGER.c.tgrelid == _oid(connection, of)) & ~_TRIGGER.c.tgisinternal
+    return connection.scalars(select(_TRIGGER.c.tgname).where(mine)).all()
 
 
 def storage_statement(of: Table, *, give: bool) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import Column, Connection, Table
 from sqlalchemy.engine import Dialect
 
 from ..parts.schema import Schema
-from .catalog import added_at, invalid_indexes, lacks_storage
+from .catalog import added_at, invalid_indexes, lacks_storage, trigger_names
 
 PARTIAL_INDEX = "postgresql_where"
 # all equivalent as defaults, since the column stores the zone
@@ -28,13 +28,16 @@ class CatalogSchema(Schema):
 
 
 class PostgreSQLSchema(CatalogSchema):
-    """Reads partial indexes, storage parameters, and the values of added columns."""
+    """Reads partial indexes, triggers, storage parameters, and the values of added columns."""
 
     partial_index: ClassVar[str | None] = PARTIAL_INDEX
     reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         return lacks_storage(connection, table)
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
+        return trigger_names(connection, table)
 
     def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
         return added_at(connection, column)

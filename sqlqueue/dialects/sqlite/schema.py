@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Table, column, func, select
+from sqlalchemy import table as source
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.exc import SAWarning
@@ -45,6 +46,12 @@ class SQLiteSchema(Schema):
         schema = connection.schema_for_object(table)
         named = func.pragma_index_list(table.name, *([schema] if schema else [])).table_valued("name")
         return connection.scalars(select(named.c.name)).all()
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
+        names = ("type", "name", "tbl_name")
+        master = source("sqlite_master", *map(column, names), schema=connection.schema_for_object(table))
+        mine = (master.c.type == "trigger") & (func.lower(master.c.tbl_name) == func.lower(table.name))
+        return connection.scalars(select(master.c.name).where(mine)).all()
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
         # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify writing each row

@@ -176,6 +176,8 @@ class EngineCase:
     """Indexes can be created CONCURRENTLY, which may fail halfway."""
     hide_index: str | None = None
     """Makes an `{index}` of a `{table}` unusable for queries."""
+    trigger_sql: str | None = None
+    """Creates a trigger `{name}` of a `{table}`."""
     storage_parameters: bool = False
     """Tables have storage parameters for fillfactor and autovacuum."""
     administrator: str = ACCOUNT

@@ -89,6 +89,7 @@ MYSQL = EngineCase(
     statements_row="on MySQL, MariaDB",
     expression_indexes=True,
     hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
+    trigger_sql="CREATE DEFINER = CURRENT_USER() TRIGGER {name} BEFORE UPDATE ON {table} FOR EACH ROW SET @fired = 1",
     sync_driver="mysql+pymysql",
     async_driver="mysql+aiomysql",
     other_drivers=("aiomysql", "asyncmy", "mysqldb", "mysqlconnector"),

@@ -112,6 +112,10 @@ POSTGRESQL = EngineCase(
     statements_row="statements on PostgreSQL",
     partial_indexes=True,
     expression_indexes=True,
+    trigger_sql=(
+        "CREATE OR REPLACE TRIGGER {name} BEFORE UPDATE ON {table} FOR EACH ROW"
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    ),
     hash_partitions_sql=tuple(
         f"CREATE TABLE {{table}}_{number} PARTITION OF {{table}} FOR VALUES WITH (modulus 2, remainder {number})"
         for number in range(2)

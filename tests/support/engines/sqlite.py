@@ -23,6 +23,7 @@ SQLITE = EngineCase(
     statements_row="on SQLite",
     partial_indexes=True,
     expression_indexes=True,
+    trigger_sql="CREATE TRIGGER IF NOT EXISTS {name} AFTER UPDATE ON {table} BEGIN SELECT 1; END",
     sync_driver="sqlite+pysqlite",
     async_driver="sqlite+aiosqlite",
     other_drivers=("aiosqlite",),
