@@ -219,7 +219,7 @@ def _attempts(window: _Window, spec: QueueSpec, table: Table) -> Subquery:
 
 def _starts_at(window: _Window, finished: ColumnElement[Any]) -> ColumnElement[Any]:
     passed = window.adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
-    return passed - passed % literal(window.bucket // _MICROSECOND, BigInteger())
+    return passed - window.adapter.types.remainder(passed, literal(window.bucket // _MICROSECOND, BigInteger()))
 
 
 def _earliest(window: _Window) -> ColumnElement[Any]:

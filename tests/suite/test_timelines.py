@@ -49,6 +49,17 @@ def percentile(values: Sequence[timedelta], percent: int) -> timedelta:
     return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
+@pytest.mark.requires("sql_modes")
+def test_sessions_whose_sql_has_another_meaning(db: Database) -> None:
+    now = clock(db)
+    db.insert(Task, [finished(now - number * HOUR) for number in range(3)])
+    for mode in db.case.sql_modes:
+        with db.variant(connect_args=mode).begin() as session:
+            buckets = session.timeline(Task)
+        ended = {start: bucket.completed for start, bucket in by_start(buckets).items() if bucket.completed}
+        assert ended == {start_of(now - number * HOUR, HOUR): 1 for number in range(3)}, mode
+
+
 def test_an_empty_queue_has_empty_buckets(db: Database) -> None:
     with elsewhere(db).begin() as session:
         before = clock(db)

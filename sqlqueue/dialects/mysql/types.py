@@ -35,3 +35,6 @@ class MySQLTypes(Types):
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return func.timestampdiff(text("MICROSECOND"), earlier, later, type_=BigInteger())
+
+    def remainder(self, number: ColumnElement[int], divisor: ColumnElement[int]) -> ColumnElement[int]:
+        return func.mod(number, divisor, type_=BigInteger())  # % is no operator in MariaDB's sql_mode=ORACLE

@@ -40,6 +40,10 @@ class Types(ABC):
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         """Return the exact number of microseconds from ``earlier`` to ``later``, an integer; NULL if either is NULL."""
 
+    def remainder(self, number: ColumnElement[int], divisor: ColumnElement[int]) -> ColumnElement[int]:
+        """Return the remainder of the division of two positive integers."""
+        return number % divisor
+
     def beginning(self, text: ColumnElement[str], length: int) -> ColumnElement[str]:
         """Return the first ``length`` characters of ``text``."""
         return func.substr(text, 1, length, type_=text.type)

@@ -146,6 +146,8 @@ class EngineCase:
     """The statement after which a session accepts them."""
     truncate: tuple[str, ...] = ()
     """Statements that empty a large `{table}` quickly, despite foreign keys."""
+    sql_modes: tuple[Mapping[str, str], ...] = ()
+    """Arguments of `connect` that change the meaning of a session's SQL."""
     loose_collation: str | None = None
     """A collation that ignores case."""
     blanks_count: bool = True

@@ -85,6 +85,7 @@ MYSQL = EngineCase(
     name="mysql",
     odd_times=("'0000-00-00'", "'2024-00-00'"),
     odd_mode="SET SESSION sql_mode = ''",
+    sql_modes=({"init_command": "SET SESSION sql_mode = 'ANSI'"},),
     loose_collation="utf8mb4_general_ci",
     statements_row="on MySQL, MariaDB",
     expression_indexes=True,
@@ -128,6 +129,9 @@ MYSQL = EngineCase(
 MARIADB = replace(
     MYSQL,
     name="mariadb",
+    sql_modes=tuple(
+        {"init_command": f"SET SESSION sql_mode = '{mode}'"} for mode in ("ANSI", "ORACLE", "EMPTY_STRING_IS_NULL")
+    ),
     expression_indexes=False,
     hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
     sync_driver="mariadb+pymysql",
