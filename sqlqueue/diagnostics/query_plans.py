@@ -58,9 +58,10 @@ def _claims(spec: QueueSpec) -> Iterator[Pick]:
 
 def _example(column: Column[Any]) -> Any:
     try:
-        return column.type.python_type()
+        example = column.type.python_type()
     except (NotImplementedError, TypeError):  # e.g. datetime: any value will do
         return None
+    return "any" if example == "" else example  # which some servers take for NULL, so that their plan reads nothing
 
 
 def _serves(plan: QueryPlan, spec: QueueSpec, sortable: int) -> bool:

@@ -54,6 +54,13 @@ def test_a_planner_that_reads_a_large_table_as_a_whole(healthy: Database) -> Non
     assert found(misled) == {("error", "index-not-used")}
 
 
+@pytest.mark.requires("sql_modes")
+def test_sessions_whose_sql_has_another_meaning(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(LARGE)])
+    for mode in healthy.case.sql_modes:
+        assert found(healthy.variant(connect_args=mode, isolation_level="READ COMMITTED")) == set(), mode
+
+
 def _plan(connection: Connection) -> Any:
     adapter = adapter_for(connection.dialect)
     ready, _ = picks(Post.__queue_spec__, [], ())
