@@ -49,7 +49,14 @@ def upgrade() -> None:
         ),
         sa.Column("attempt", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("max_attempts", sa.Integer(), server_default=sa.text("4"), nullable=False),
-        sa.Column("claimed_by", sa.Unicode(length=200), nullable=True),
+        sa.Column(
+            "claimed_by",
+            sa.Unicode(length=200)
+            .with_variant(mysql.VARCHAR(charset="utf8mb4", length=200), "mariadb")
+            .with_variant(mysql.VARCHAR(charset="utf8mb4", length=200), "mysql")
+            .with_variant(sa.NVARCHAR(length=200), "oracle"),
+            nullable=True,
+        ),
         sa.Column(
             "claimed_at",
             sa.DateTime(timezone=True)
@@ -72,9 +79,8 @@ def upgrade() -> None:
         ),
         sa.Column(
             "error",
-            sa.String(length=2000)
+            sa.Unicode(length=2000)
             .with_variant(mysql.VARCHAR(charset="utf8mb4", length=2000), "mariadb")
-            .with_variant(sa.NVARCHAR(length=2000), "mssql")
             .with_variant(mysql.VARCHAR(charset="utf8mb4", length=2000), "mysql")
             .with_variant(sa.NVARCHAR(length=2000), "oracle"),
             nullable=True,

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from sqlalchemy import JSON, URL, BigInteger, DateTime, String, Text, TextClause, text
+from sqlalchemy import JSON, URL, BigInteger, DateTime, String, Text, TextClause, Unicode, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.exc import NoSuchModuleError
@@ -75,9 +75,14 @@ def timestamp_type() -> TypeEngine[Any]:
     return _on_every_engine(UTCDateTime.wrapping(DateTime, timezone=True), lambda types: types.timestamp)
 
 
+def text_type(length: int) -> TypeEngine[Any]:
+    """Return the type of texts of up to ``length`` UTF-16 code units, all of Unicode, on every engine."""
+    return _on_every_engine(Unicode(length), lambda types: types.text(length))
+
+
 def error_type() -> TypeEngine[Any]:
-    """Return the type of error texts: up to 2,000 UTF-16 code units, all of Unicode, on every engine."""
-    return _on_every_engine(String(2000), lambda types: types.error_text)
+    """Return the type of error texts."""
+    return text_type(2000)
 
 
 def long_text_type() -> TypeEngine[Any]:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Unicode
 from sqlalchemy.orm import Mapped, Session
 
 from .._support import checks
-from ..dialects import json_type, key_type, lasting_keys
+from ..dialects import json_type, key_type, lasting_keys, text_type
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Kind, KindIndex
 from ..lifecycle.reasons import Cause, Reason, SeenTask
@@ -52,7 +51,7 @@ class Outbox(Kind):
 OUTBOX = Outbox(
     columns={
         "message_key": lambda _: optional(key_type(LONGEST_KEY)),
-        "destination": lambda _: optional(Unicode(LONGEST_KEY)),
+        "destination": lambda _: optional(text_type(LONGEST_KEY)),
         "payload": lambda _: optional(json_type()),
         "headers": lambda _: optional(json_type()),
     },

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Boolean, Unicode, and_, case, event, func, literal, literal_column, null
+from sqlalchemy import Boolean, and_, case, event, func, literal, literal_column, null
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.elements import SQLCoreOperations
 
-from ..dialects import timestamp_type
+from ..dialects import text_type, timestamp_type
 from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import Kind
 from ..lifecycle.reactivation import fresh_budget, revived
@@ -96,7 +96,7 @@ def _is_doubtful(spec: QueueSpec, task: object) -> bool:
 
 RECURRING = Recurring(
     columns={
-        "schedule": lambda _: optional(Unicode(LONGEST_SCHEDULE)),
+        "schedule": lambda _: optional(text_type(LONGEST_SCHEDULE)),
         "drift": lambda _: optional(Boolean()),
         "scheduled_for": lambda _: optional(timestamp_type()),
         **ATTEMPTS_BEFORE,

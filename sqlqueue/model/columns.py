@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, String, Unicode, text
+from sqlalchemy import BigInteger, Integer, String, text
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support import checks
 from .._support.exc import ArgumentError
 from .._support.json_values import check_json
-from ..dialects import error_type, timestamp_type
+from ..dialects import error_type, text_type, timestamp_type
 from ..lifecycle.kind import Check, ColumnMaker, kinds_of
 from ..queue.options import QueueOptions
 from ..queue.spec import QueueSpec
@@ -60,7 +60,7 @@ COLUMNS: dict[str, ColumnMaker] = {
     "available_at": _moment,
     "attempt": lambda _: counter(),
     "max_attempts": lambda options: option(Integer(), options.max_attempts),
-    "claimed_by": lambda _: optional(Unicode(LONGEST_NAME)),
+    "claimed_by": lambda _: optional(text_type(LONGEST_NAME)),
     "claimed_at": lambda _: optional(timestamp_type()),
     "claim_token": lambda _: {"type_": BigInteger(), "server_default": text("0"), "nullable": False},
     "crashes": lambda _: counter(),

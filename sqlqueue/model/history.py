@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from sqlalchemy import Identity, Index, Integer, MetaData, String, Table, Unicode, event
+from sqlalchemy import Identity, Index, Integer, MetaData, String, Table, event
 from sqlalchemy.orm import Mapped, Mapper
 from sqlalchemy.sql.elements import conv
 
 from .._support.exc import ConfigurationError
-from ..dialects import error_type, key_type, long_text_type, serial_type, timestamp_type
+from ..dialects import error_type, key_type, long_text_type, serial_type, text_type, timestamp_type
 from ..queue.history import HistoryOptions
 from ..queue.spec import index_name
 from ..sql.clock import utcdefault
@@ -35,7 +35,7 @@ def _columns() -> dict[str, dict[str, Any]]:
         "queue": {"type_": key_type(_LONGEST), **required},
         "task": {"type_": key_type(LONGEST_KEY), **required},
         "attempt": {"type_": Integer(), **required},
-        "claimed_by": {"type_": Unicode(LONGEST_NAME), "nullable": True},
+        "claimed_by": {"type_": text_type(LONGEST_NAME), "nullable": True},
         "started_at": {"type_": timestamp_type(), "nullable": True},
         "finished_at": {"type_": timestamp_type(), "server_default": utcdefault(), **required},
         "outcome": {"type_": String(16), **required},

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import MetaData, Table, Unicode
+from sqlalchemy import MetaData, Table
 from sqlalchemy.orm import Mapped
 
-from ..dialects import error_type, key_type, timestamp_type
+from ..dialects import error_type, key_type, text_type, timestamp_type
 from .columns import LONGEST_NAME
 from .companions import CompanionMixin, companion_table
 
@@ -21,7 +21,7 @@ def _columns() -> dict[str, dict[str, Any]]:
     return {
         "queue": {"type_": key_type(_LONGEST), "primary_key": True},
         "paused_at": {"type_": timestamp_type(), **required},
-        "paused_by": {"type_": Unicode(LONGEST_NAME), **required},
+        "paused_by": {"type_": text_type(LONGEST_NAME), **required},
         "reason": {"type_": error_type(), "nullable": True},
     }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Integer, MetaData, String, Table, Unicode
+from sqlalchemy import BigInteger, Integer, MetaData, String, Table
 from sqlalchemy.orm import Mapped
 
-from ..dialects import json_type, key_type, timestamp_type
+from ..dialects import json_type, key_type, text_type, timestamp_type
 from .columns import LONGEST_NAME
 from .companions import CompanionMixin, companion_table
 
@@ -20,12 +20,12 @@ def _columns() -> dict[str, dict[str, Any]]:
     required, optional = {"nullable": False}, {"nullable": True}
     return {
         "id": {"type_": key_type(_LONGEST_ID), "primary_key": True},
-        "name": {"type_": Unicode(LONGEST_NAME), **required},
-        "host": {"type_": Unicode(LONGEST_NAME), **required},
+        "name": {"type_": text_type(LONGEST_NAME), **required},
+        "host": {"type_": text_type(LONGEST_NAME), **required},
         "process": {"type_": Integer(), **required},
         "started_at": {"type_": timestamp_type(), **required},
         "seen_at": {"type_": timestamp_type(), **required},
-        "version": {"type_": Unicode(LONGEST_NAME), **optional},
+        "version": {"type_": text_type(LONGEST_NAME), **optional},
         "handlers": {"type_": json_type(), **required},
         "last_claim_at": {"type_": timestamp_type(), **optional},
         "memory": {"type_": BigInteger(), **optional},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData, Text, Unicode
+from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from ..dialects import long_text_type, text_type
 from ..kinds import LimitMixin, RecurringMixin, SlotMixin
 from ..queue.options import QueueOptions
 
@@ -42,14 +43,14 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True)
-    request: Mapped[str] = mapped_column(Text)
+    request: Mapped[str] = mapped_column(long_text_type())
     """One statement, in the SQL of its database."""
-    response: Mapped[str | None] = mapped_column(Text)
+    response: Mapped[str | None] = mapped_column(long_text_type())
     """The result of the last successful run, as JSON: ``columns`` (name and type), ``rows``, ``row_count`` and whether
     it was ``truncated``; values that JSON cannot represent are text."""
     timeout: Mapped[float | None] = mapped_column(Float)
     """Seconds after which the statement is stopped and rolled back; ``NULL``: the scheduler's limit."""
-    run_as: Mapped[str | None] = mapped_column(Unicode(LONGEST_USER))
+    run_as: Mapped[str | None] = mapped_column(text_type(LONGEST_USER))
     """The name of one of the scheduler's users; ``NULL``: the default user."""
     delete_when_done: Mapped[bool | None] = mapped_column(Boolean)
     """Whether the row is deleted once it has succeeded, unless it is repeated."""

@@ -19,7 +19,6 @@ class SQLServerTypes(Types):
     """Unicode types, independent of the database's collation."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mssql.DATETIME2, precision=6)
-    error_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR(2000)
     long_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR()
 
     def key(self, length: int) -> TypeEngine[Any] | None:

@@ -17,12 +17,14 @@ class MySQLTypes(Types):
     """Types with an explicit character set, independent of the database's."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mysql.DATETIME, fsp=6)
-    error_text: ClassVar[TypeEngine[Any] | None] = mysql.VARCHAR(2000, charset="utf8mb4")
     long_text: ClassVar[TypeEngine[Any] | None] = mysql.TEXT(charset="utf8mb4")
 
     def __init__(self, *, exact: str) -> None:
         """``exact``: the collation of keys, since the database's may equate different keys."""
         self.exact = exact
+
+    def text(self, length: int) -> TypeEngine[Any] | None:
+        return mysql.VARCHAR(length, charset="utf8mb4")
 
     def key(self, length: int) -> TypeEngine[Any] | None:
         return KeyText.wrapping(mysql.VARCHAR, length=length, charset="utf8mb4", collation=self.exact)

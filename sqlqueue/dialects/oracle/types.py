@@ -37,10 +37,12 @@ class OracleTypes(Types):
     """National character sets, and JSON as text."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(oracle.TIMESTAMP)
-    error_text: ClassVar[TypeEngine[Any] | None] = oracle.NVARCHAR2(2000)
     long_text: ClassVar[TypeEngine[Any] | None] = oracle.NCLOB()
     # SQLAlchemy supports JSON on Oracle since 2.1, and Oracle has it since 21c
     json: ClassVar[TypeEngine[Any] | None] = JSONText.wrapping(Text)
+
+    def text(self, length: int) -> TypeEngine[Any] | None:
+        return oracle.NVARCHAR2(length)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.sys_extract_utc(text("SYSTIMESTAMP"))

@@ -14,8 +14,6 @@ class Types(ABC):
 
     timestamp: ClassVar[TypeEngine[Any] | None] = None
     """The type of times, if ``DateTime(timezone=True)`` loses microseconds or the zone; otherwise ``None``."""
-    error_text: ClassVar[TypeEngine[Any] | None] = None
-    """The type of error texts, if ``String`` cannot store all of Unicode; otherwise ``None``."""
     long_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of long texts, if ``Text`` cannot store all of Unicode, or 65,535 bytes; otherwise ``None``."""
     serial: ClassVar[TypeEngine[Any] | None] = None
@@ -23,6 +21,10 @@ class Types(ABC):
     ``None``."""
     json: ClassVar[TypeEngine[Any] | None] = None
     """The type of JSON, if some versions of SQLAlchemy or the engine lack ``JSON``; otherwise ``None``."""
+
+    def text(self, length: int) -> TypeEngine[Any] | None:
+        """Return the type of texts of up to ``length`` characters, if ``Unicode`` cannot store all of Unicode."""
+        return None
 
     def key(self, length: int) -> TypeEngine[Any] | None:
         """Return the type of keys of up to ``length`` characters, if ``String`` equates different keys."""
