@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import socket
 import unicodedata
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from .exc import ArgumentError
 codecs.lookup("utf-16-le")  # now, because a process without free file descriptors could not import it
 _LONGEST = 2000
 """Maximum length in UTF-16 code units, the unit of the strictest engine."""
+_LONGEST_HOST = 150
 
 
 UNREADABLE = "cannot be read: "
@@ -46,6 +48,11 @@ def storable(text: str) -> str:
 def ascii_text(text: str) -> str:
     """Return ``text`` as an error text that a database of any character set can store."""
     return error_text(text.encode("ascii", "backslashreplace").decode())
+
+
+def host_name() -> str:
+    """Return the name of this machine, short and in ASCII, so that any database can store it as a part of names."""
+    return ascii_text(socket.gethostname())[:_LONGEST_HOST]
 
 
 def readable(value: object, *, lines: bool = False) -> str:

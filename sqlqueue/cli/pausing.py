@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import socket
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from sqlalchemy.orm import Session
 
-from .._support.error_text import readable
+from .._support.error_text import ascii_text, host_name, readable
 from ..model.columns import LONGEST_NAME
 from ..operations import pausing
 from ..operations.pausing import Pause
@@ -104,4 +103,4 @@ def _account() -> str:
         user = getpass.getuser()
     except (OSError, KeyError):  # e.g. in a container whose user has no name
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:LONGEST_NAME]
+    return ascii_text(f"{user}@{host_name()}")[:LONGEST_NAME]

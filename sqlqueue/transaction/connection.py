@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from enum import Enum, auto
 from typing import Any, TypeAlias, cast
 
@@ -11,6 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import immutabledict
 
+from .._support.error_text import host_name
 from .._support.exc import ArgumentError
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
@@ -125,5 +125,5 @@ def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
 
 
 def default_claimer() -> str:
-    """Return ``host:pid``, the claimer's name unless the caller gives one."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """Return ``host:pid``, the claimer's name unless the caller gives one, in ASCII: any database can store it."""
+    return f"{host_name()}:{os.getpid()}"

@@ -29,6 +29,7 @@ class Delivery(QueueMixin, Base):
     __table_args__ = (
         CheckConstraint("name <> 'refused' OR status <> 'completed'"),
         CheckConstraint("error NOT LIKE '%\N{EURO SIGN}%'"),
+        {"mysql_charset": "latin1", "mariadb_charset": "latin1"},
     )
     __queue__ = QueueOptions(max_attempts=1, retry=ConstantBackoff(timedelta(0)))
 
@@ -109,6 +110,7 @@ def test_it_is_replaced_by_a_plain_failure(queue: Database, workers: Workers, mo
 
 
 ESCAPED = "costs 5 \\u20ac"
+GRIN = "worker \N{GRINNING FACE}"
 
 
 @pytest.mark.parametrize("mode", ["lease", "lock"])
@@ -153,6 +155,51 @@ def test_a_connection_whose_character_set_lacks_the_error(db: Database, workers:
     workers.start(worker)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert count(db, Task, Task.error == f"ValueError: {ESCAPED}") == 1
+
+
+def idle(db: Database, mode: str) -> Any:
+    return with_session(db, lambda session, task: None) if mode == "lock" else without_session(db)
+
+
+@pytest.mark.requires("narrow_options")
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_a_connection_whose_character_set_lacks_the_name(db: Database, workers: Workers, mode: Any) -> None:
+    db.insert(Task, [{}])
+    worker = workers.make(name=EURO, engine=db.variant(pool_size=20, connect_args=db.case.narrow_options))
+    worker.handler(Task, mode=mode)(idle(db, mode))
+    workers.start(worker)
+    eventually(lambda: count(db, Task, Task.status == "completed", Task.claimed_by == ESCAPED) == 1)
+
+
+@pytest.mark.requires("narrow_column")
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_a_column_whose_character_set_lacks_the_name(queue: Database, workers: Workers, mode: Any) -> None:
+    with queue.engine.begin() as connection:
+        connection.exec_driver_sql(queue.case.narrow_column.format(table="picky_delivery"))
+    fill(queue, "fine")
+    worker = workers.make(name=EURO)
+    worker.handler(Delivery, mode=mode)(idle(queue, mode))
+    workers.start(worker)
+    eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == ESCAPED) == 1)
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_a_name_of_any_characters(queue: Database, workers: Workers, mode: Any) -> None:
+    fill(queue, "fine")
+    worker = workers.make(name=GRIN)
+    worker.handler(Delivery, mode=mode)(idle(queue, mode))
+    workers.start(worker)
+    eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == GRIN) == 1)
+
+
+@pytest.mark.parametrize("host", ["caf\N{LATIN SMALL LETTER E WITH ACUTE}-\N{EURO SIGN}", "\udce9" * 64])
+def test_a_host_whose_name_cannot_be_stored_anywhere(db: Database, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    db.insert(Task, [{}])
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    with db.begin() as session:
+        name = session.claim(Task).claimed_by
+    assert name.isascii()
+    assert name.startswith(host.encode("ascii", "backslashreplace").decode()[:150])
 
 
 class Silent(Exception):

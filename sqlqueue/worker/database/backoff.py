@@ -48,13 +48,20 @@ class Backoff:
     """The growing pauses between attempts at an operation that is retried until it succeeds."""
 
     def __init__(
-        self, what: str, reports: Reports, *adapters: Adapter, claims: tuple[str, Hashable] | None = None
+        self,
+        what: str,
+        reports: Reports,
+        *adapters: Adapter,
+        claims: tuple[str, Hashable] | None = None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
-        """``claims``: if these are claims, the table of the queue and the handler."""
+        """``claims``: if these are claims, the table of the queue and the handler; ``on_broken``: called after an error
+        that is not temporary."""
         self._what = what
         self._claims = claims
         self._reports = reports
         self._adapters = adapters
+        self._on_broken = on_broken
         self.reset()
 
     def reset(self) -> None:
@@ -81,6 +88,7 @@ class Backoff:
         else:
             pause = next(self._pauses)
             self._reports.broken(self._what, error)
+            self._on_broken()
             self._reports.liveness.missed()
         await asyncio.sleep(pause.total_seconds())
 

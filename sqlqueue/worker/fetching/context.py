@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Event
 
 from sqlalchemy.orm import Session
 
 from ..._support.claim import WorkerTokens
+from ..._support.error_text import ascii_text
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
+from ...model.columns import LONGEST_NAME
 from ...operations.claim_query import ClaimQuery
 from ...operations.unreadable import unreadable_rows
 from ...queue.spec import QueueSpec, Where
@@ -32,8 +35,8 @@ from .suspects import Suspects
 class WorkerContext:
     """The settings and services that the parts of one run share."""
 
-    name: str
-    """The name stored in ``claimed_by``."""
+    given_name: str
+    """The worker's name, as given or ``host:pid``."""
     process: int = field(default_factory=os.getpid)
     """The ID of this process."""
     poll: timedelta
@@ -51,7 +54,13 @@ class WorkerContext:
     """Generates the tokens of all claims."""
     started: StartedTasks = field(default_factory=StartedTasks)
     suspects: Suspects = field(default_factory=Suspects)
+    _has_plain_name: Event = field(default_factory=Event, init=False)
     _queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = field(default_factory=dict, init=False)
+
+    @property
+    def name(self) -> str:
+        """The name stored in ``claimed_by``: in ASCII if claims have failed, perhaps because it cannot be stored."""
+        return ascii_text(self.given_name)[:LONGEST_NAME] if self._has_plain_name.is_set() else self.given_name
 
     def adapter(self, spec: QueueSpec) -> Adapter:
         """Return the adapter of a queue's engine."""
@@ -60,7 +69,9 @@ class WorkerContext:
     def claim_backoff(self, handler: Handler) -> Backoff:
         """Return the pauses of a fetcher whose claims fail."""
         what, claims = f"claim {handler.entity.__name__}", (handler.spec.table.fullname, handler)
-        return Backoff(what, self.reports, self.adapter(handler.spec), claims=claims)
+        return Backoff(
+            what, self.reports, self.adapter(handler.spec), claims=claims, on_broken=self._has_plain_name.set
+        )
 
     def note_claim(self, handler: Handler, session: Session) -> None:
         """Report that a claim of the handler has succeeded, and the rows that it has set aside."""

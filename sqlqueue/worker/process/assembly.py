@@ -51,7 +51,7 @@ def make_context(
     children = _children(handlers, origin, reports, of=_has_children)
     importable = origin if is_importable(origin) else None
     context = WorkerContext(
-        name=settings.name or default_claimer(),
+        given_name=settings.name or default_claimer(),
         poll=settings.poll,
         database=database,
         paused=paused,

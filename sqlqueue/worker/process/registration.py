@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import Engine, Table, delete, insert, select, update
 from sqlalchemy.orm import Session
 
+from ..._support.error_text import host_name
 from ..._support.processes import resident_memory
 from ...diagnostics.registry import EVERY
-from ...model.columns import LONGEST_NAME
 from ...model.registry import worker_table
 from ...operations.registry import Command
 from ...queue.spec import QueueSpec
@@ -152,7 +151,7 @@ class Registration:
         return {
             "id": self._id,
             "name": self._context.name,
-            "host": socket.gethostname()[:LONGEST_NAME],
+            "host": host_name(),
             "process": self._context.process,
             "started_at": utcnow(timedelta(seconds=self._begun - now)),
             "seen_at": utcnow(),

@@ -244,6 +244,8 @@ class EngineCase:
     """Statements that raise errors of a cluster, and their class: "transient" or "outage"."""
     narrow_options: Mapping[str, str] = field(default_factory=dict)
     """The driver's options for a connection whose character set has no euro sign."""
+    narrow_column: str | None = None
+    """Gives `claimed_by` of {table} a character set that has no euro sign."""
     idle_sql: str | None = None
     """Makes the server end a session that stays idle in a transaction, with an error."""
     strict_snapshots: bool = False

@@ -86,6 +86,7 @@ MYSQL = EngineCase(
     odd_times=("'0000-00-00'", "'2024-00-00'"),
     odd_mode="SET SESSION sql_mode = ''",
     sql_modes=({"init_command": "SET SESSION sql_mode = 'ANSI'"},),
+    narrow_column="ALTER TABLE {table} MODIFY claimed_by VARCHAR(200) CHARACTER SET ascii",
     loose_collation="utf8mb4_general_ci",
     statements_row="on MySQL, MariaDB",
     expression_indexes=True,
