@@ -191,6 +191,27 @@ def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) 
         actor.rollback()
 
 
+@pytest.mark.parametrize("column", ["attempt", "claim_token"])
+def test_numbers_that_are_texts(db: Database, column: str) -> None:
+    """SQLite stores them; the other engines refuse them."""
+    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
+    with db.engine.connect() as connection:
+        try:
+            connection.execute(text(f"UPDATE task SET {column} = 'odd' WHERE id = 2"))
+        except SQLAlchemyError:
+            assert db.case.name != "sqlite"
+            return
+        connection.commit()
+    with db.begin() as actor:
+        tasks = actor.claim_many(Task, limit=2, lease=None)
+        assert [task.id for task in tasks] == [1, 3]
+        actor.complete(tasks)
+    row = seen(db, Task)[2]
+    assert row.status == "scheduled"
+    assert "'odd', which is not an integer" in row.error
+    assert "(1 of 10)" in row.error
+
+
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 2])
 def test_attempts_do_not_overflow(db: Database, number: int) -> None:
     signs(db, "rose", "rose")
