@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, Executable, Select, Table, func, literal_column, select, union_all
@@ -21,6 +22,7 @@ from ..sql.states import state
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of, identity_of
 from .session_criteria import within
+from .unreadable import Shown, moments_read
 from .windows import Window, Windows
 
 LAST = 20_000
@@ -36,9 +38,10 @@ class ErrorGroup:
     count: int
     """How many attempts, or tasks, failed with it."""
     first_seen: datetime | None
-    """When the first of the attempts ended, or the first of the tasks was claimed."""
+    """When the first of the attempts ended, or the first of the tasks was claimed; ``None`` if no task was claimed, or
+    another program has stored a time that cannot be read."""
     last_seen: datetime | None
-    """When the last of the attempts ended, or the last of the tasks was claimed."""
+    """When the last of the attempts ended, or the last of the tasks was claimed; ``None`` likewise."""
     example: Identity | None
     """The primary key of the last task that failed with it, whose row may have been deleted.  ``None`` if the history
     stores only a hash, as it does for keys of more than 255 characters."""
@@ -81,8 +84,8 @@ def errors(
     else:
         windows = _windows(Windows(adapter=adapter, session=session, spec=spec, scan=scan), scoped)
         failures = _tasks_among(spec, windows, cap)
-        is_cut = any(window.end(adapter, session) is not None for window in windows)
-    rows: Any = adapter.rows.execute(session, spec, _grouped(failures)).all()
+        is_cut = any(window.is_cut(adapter, session) for window in windows)
+    rows: Any = moments_read(adapter, session, spec, partial(_grouped, failures))
     is_capped = is_cut or (cap is not None and sum(row.failures for row in rows) >= cap)
     return [
         ErrorGroup(text, number, first, last, _example(spec, history, key), is_capped, history is not None)
@@ -147,7 +150,7 @@ def _attempts(spec: QueueSpec, table: Table, cap: int | None) -> _Failures:
     return _Failures(last, [last.c.task], [last.c.attempt_id.desc()])
 
 
-def _grouped(failures: _Failures) -> Executable:
+def _grouped(failures: _Failures, shown: Shown) -> Executable:
     last = failures.rows
     # the example is a row's whole key, of any number of columns; min() and max() are not window functions here, because
     # MariaDB evaluates those in time quadratic in the number of rows
@@ -160,7 +163,12 @@ def _grouped(failures: _Failures) -> Executable:
         .subquery("message_groups")
     )
     return (
-        select(*groups.c, *(examples.c[column.name] for column in failures.key))
+        select(
+            groups.c.message,
+            groups.c.failures,
+            *(shown(each).label(each.name) for each in (groups.c.first_seen, groups.c.last_seen)),
+            *(examples.c[column.name] for column in failures.key),
+        )
         .join_from(groups, examples, examples.c.message == groups.c.message)
         .where(examples.c.position == literal_column("1"))
         .order_by(groups.c.failures.desc(), groups.c.message)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select
+from sqlalchemy import Select, Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from .._support.checks import count, duration
@@ -25,6 +25,7 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from .recording import HASHED, task_key
 from .session_criteria import is_restricted, refuse_if_restricted, within
 from .text_values import identity
+from .unreadable import Shown, moments_read
 
 DEFAULT_LIMIT = 100
 """The number of attempts that :func:`history` returns by default."""
@@ -78,8 +79,13 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAU
             return []
     names = ("attempt", "outcome", "claimed_by", "started_at", "finished_at", "error", "traceback")
     of_task = (table.c.queue == spec.table.fullname, table.c.task == task_key(key))
-    read = select(*(table.c[name] for name in names)).where(*of_task).order_by(table.c.id.desc()).limit(limit)
-    rows: Sequence[Any] = adapter.rows.execute(session, spec, read).all()
+    moments = ("started_at", "finished_at")
+
+    def asked(shown: Shown) -> Select[Any]:
+        columns = (shown(table.c[name]) if name in moments else table.c[name] for name in names)
+        return select(*columns).where(*of_task).order_by(table.c.id.desc()).limit(limit)
+
+    rows = moments_read(adapter, session, spec, asked)
     found = (dict(zip(names, row, strict=True)) for row in rows)
     return [PastAttempt(**{**values, "outcome": AttemptOutcome(values["outcome"])}) for values in found]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Table, delete, insert, select, update
+from sqlalchemy import Select, Table, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from .._support import checks
@@ -26,6 +27,7 @@ from ..transaction.connection import Access, AnySession, default_claimer, open_,
 from ..transaction.notifications import announce
 from .duplicates import insert_unless_duplicate
 from .session_criteria import refuse_if_restricted
+from .unreadable import Shown, moments_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,7 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
     if table is None:
         return []
     adapter = open_(session, spec)
-    columns = (table.c.queue, table.c.paused_at, table.c.paused_by, table.c.reason)
-    rows: Any = adapter.rows.execute(session, spec, select(*columns))
-    found = {key: facts for key, *facts in rows}
+    found = {key: facts for key, *facts in moments_read(adapter, session, spec, partial(_facts, table))}
     topics: list[str | None] = [None, *paused_topics(spec, found)]
     return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
 
@@ -121,11 +121,15 @@ def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Paus
     if table is None:
         return []
     topics = {spec.table.fullname: None, **({} if topic is None else {_key(spec, topic): topic})}
-    columns = (table.c.queue, table.c.paused_at, table.c.paused_by, table.c.reason)
-    asked = select(*columns).where(table.c.queue.in_(topics))
-    rows: Any = open_(session, spec).rows.execute(session, spec, asked)
+    named = table.c.queue.in_(topics)
+    rows = moments_read(open_(session, spec), session, spec, lambda shown: _facts(table, shown).where(named))
     found = {key: facts for key, *facts in rows}
     return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
+
+
+def _facts(table: Table, shown: Shown) -> Select[Any]:
+    """Return the SELECT of the pauses of all queues."""
+    return select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
 
 
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:

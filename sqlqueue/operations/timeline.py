@@ -25,7 +25,7 @@ from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..model.mixins import QueueMixin
 from ..queue.history import FAILED, AttemptOutcome
-from ..queue.spec import QueueSpec, Where, spec_of
+from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.attempts import ended
 from ..sql.clock import utcnow
@@ -198,7 +198,7 @@ def _tasks(window: _Window, spec: QueueSpec, where: Sequence[Where]) -> Subquery
         case((completed, between(claimed, finished))).label("ran"),
         case((completed, between(created, claimed))).label("waited"),
     )
-    rows = rows.where(only(spec, finished >= _earliest(window), *where))
+    rows = rows.where(only(spec, *_lately(window, finished), *where))
     return (rows if window.cap is None else rows.order_by(finished.desc()).limit(window.cap)).subquery("finished")
 
 
@@ -213,8 +213,8 @@ def _attempts(window: _Window, spec: QueueSpec, table: Table) -> Subquery:
         "ran": case((completed, window.adapter.types.microseconds(table.c.started_at, finished))),
     }
     outcomes = (AttemptOutcome.COMPLETED, *FAILED, AttemptOutcome.CANCELLED)
-    lately = finished >= _earliest(window)
-    return ended(table, spec.table.fullname, outcomes, columns, lately, cap=window.cap).subquery("finished")
+    lately = _lately(window, finished)
+    return ended(table, spec.table.fullname, outcomes, columns, *lately, cap=window.cap).subquery("finished")
 
 
 def _starts_at(window: _Window, finished: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -222,9 +222,13 @@ def _starts_at(window: _Window, finished: ColumnElement[Any]) -> ColumnElement[A
     return passed - window.adapter.types.remainder(passed, literal(window.bucket // _MICROSECOND, BigInteger()))
 
 
-def _earliest(window: _Window) -> ColumnElement[Any]:
-    """Return a time one bucket earlier than requested, because the start of the first bucket depends on the clock."""
-    return utcnow(-window.since - window.bucket)
+def _lately(window: _Window, finished: ColumnElement[Any]) -> Sequence[Criterion]:
+    """Return the criteria of the requested time.
+
+    It begins one bucket earlier than requested, because the start of the first bucket depends on the clock.  It ends,
+    because other programs may insert infinity and years beyond 9999.
+    """
+    return (finished >= utcnow(-window.since - window.bucket), finished <= utcnow(window.bucket))
 
 
 def _ranked(finished: Subquery, measured: Sequence[str]) -> Subquery:

@@ -6,11 +6,11 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import null, select
+from sqlalchemy import ColumnElement, Executable, cast, null, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -27,7 +27,7 @@ from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment, raised, write
-from ..sql.clock import utcnow
+from ..sql.clock import REACH, representable, utcnow
 from ..sql.states import state
 from ..transaction.ledger import ledger_of
 from .attempts import brief, spoken, task_name
@@ -43,6 +43,10 @@ _SAY_AGAIN = 3600.0
 _MOST_SAID = 10_000
 _said: dict[tuple[str, Identity], float] = {}
 """When each row was logged, by ``time.monotonic``."""
+
+
+Shown: TypeAlias = Callable[[ColumnElement[Any]], ColumnElement[Any]]
+"""What is read instead of a time."""
 
 
 class _Aside(NamedTuple):
@@ -81,6 +85,26 @@ def was_set_aside(error: str | None) -> bool:
 def unreadable_rows(session: Session) -> int:
     """Return how many rows the session's transaction has set aside."""
     return len(ledger_of(session).unreadable)
+
+
+def moments_read(
+    adapter: Adapter, session: Session, spec: QueueSpec, asked: Callable[[Shown], Executable]
+) -> Sequence[Any]:
+    """Return the rows of the statement ``asked(shown)``, which selects ``shown(moment)`` for each time.
+
+    That is the nearest time which Python has.  If one of them cannot be read even so, such as text or February 30, all
+    are NULL, or 65 years ago if they cannot be.
+    """
+    try:
+        return adapter.rows.execute(session, spec, asked(representable)).all()
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+        return adapter.rows.execute(session, spec, asked(_unknown)).all()
+
+
+def _unknown(moment: ColumnElement[Any]) -> ColumnElement[Any]:
+    return cast(null(), moment.type) if getattr(moment, "nullable", True) else utcnow(-REACH)
 
 
 def _errors(

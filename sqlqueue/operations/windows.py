@@ -87,13 +87,32 @@ class Window:
         in_order = (term.over(place) for term, place in zip(self.order, places, strict=True))
         return select(*wanted).where(matching == _ONE).order_by(*in_order).limit(limit)
 
+    def is_cut(self, adapter: Adapter, session: Session) -> bool:
+        """Return whether there is a row number ``scan``, and no index covers all criteria."""
+        return (
+            bool(self.rest)
+            and adapter.rows.execute(session, self.spec, self._row(self.scan, [_ONE.label("one")])).first() is not None
+        )
+
     def end(self, adapter: Adapter, session: Session) -> Position | None:
-        """Return the position of row number ``scan``; ``None`` if there are fewer, or an index covers all criteria."""
-        if not self.rest:
-            return None
-        last = self._first([term.column for term in self.places]).offset(self.scan - 1).limit(1)
-        row = adapter.rows.execute(session, self.spec, last).first()
-        return None if row is None else tuple(row)
+        """Return the position of row number ``scan``; ``None`` if there are fewer, or an index covers all criteria.
+
+        If that cannot be read, return the position of a row before it, which may be as far back as there are rows
+        between them that cannot be read; ``None`` if no such row is found.
+        """
+        number, columns, back = self.scan if self.rest else 0, [term.column for term in self.places], 1
+        while number > 0:
+            try:
+                row = adapter.rows.execute(session, self.spec, self._row(number, columns)).first()
+                return None if row is None else tuple(row)
+            except Exception as error:
+                if not adapter.errors.is_of_row(error):
+                    raise
+            number, back = number - back, 2 * back
+        return None
+
+    def _row(self, number: int, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        return self._first(columns).offset(number - 1).limit(1)
 
     def _first(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
         rows = self.rows or (self.spec.primary_key[0].is_not(None),)

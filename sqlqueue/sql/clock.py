@@ -20,7 +20,7 @@ NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 before them, however many there are."""
 
 
-_REACH = timedelta(days=24_000)
+REACH = timedelta(days=24_000)
 """Nearly the longest time that SQL Server can add to a time, in seconds of 31 bits."""
 
 
@@ -119,5 +119,5 @@ class utcdefault(FunctionElement[datetime]):
 def representable(moment: ColumnElement[Any]) -> ColumnElement[Any]:
     """Return ``moment``, or the nearest time within 65 years: other programs may insert infinity, zero dates and years
     beyond 9999, which some engines store and Python has not."""
-    first, last = utcnow(-_REACH), utcnow(_REACH)
+    first, last = utcnow(-REACH), utcnow(REACH)
     return case((moment < first, first), (moment > last, last), else_=moment)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError
 from ..functions import TaskFunction
 from ..functions.task import J
 from ..model.mixins import T
+from ..operations.finding import Damaged, find_all
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.states import state
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import AnySession, session_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -62,6 +62,8 @@ def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None
     ``values`` of its arguments.  ``where``: criteria, as for a claim.  ``count``: the exact number, 0 for none; by
     default at least one.  Waiting tasks are available, scheduled or retryable, as this session's transaction sees them.
 
+    Rows that cannot be read do not count.
+
     Raises :class:`AssertionError`, which lists the waiting tasks, if the number is different, and
     :class:`.ArgumentError` for unknown attributes or arguments.
     """
@@ -74,23 +76,23 @@ def _assert_enqueued(
     session: Session, what: Any, where: Sequence[Where], count: int | None, values: dict[str, object]
 ) -> list[Any]:
     spec = spec_of(what.entity if isinstance(what, TaskFunction) else what)
-    waiting = _waiting(session, spec, where)
+    waits = spec["status"].in_([state(status) for status in _WAITING])
+    waiting: Sequence[Any] = find_all(session, spec.entity, waits, *where)
     if isinstance(what, TaskFunction):
         waiting = [job for job in waiting if getattr(job, spec.attributes["task"]) == what.name]
-        found = [job for job in waiting if _has(what, what.arguments_of(job), values)]
+        found = [job for job in _readable(waiting) if _has(what, what.arguments_of(job), values)]
     else:
-        found = [task for task in waiting if _has(spec.entity.__name__, _shown(spec, task, all_=True), values)]
+        found = [
+            task for task in _readable(waiting) if _has(spec.entity.__name__, _shown(spec, task, all_=True), values)
+        ]
     if len(found) == count or (count is None and found):
         return found
     name = what.name if isinstance(what, TaskFunction) else spec.entity.__name__
     raise AssertionError(_complaint(spec, f"{name}({_listed(values)})", count, len(found), waiting))
 
 
-def _waiting(session: Session, spec: QueueSpec, where: Sequence[Where]) -> list[Any]:
-    open_(session, spec)
-    waits = spec["status"].in_([state(status) for status in _WAITING])
-    statement = select(spec.entity).where(waits, *where).order_by(*spec.primary_key)
-    return list(session.scalars(statement, bind_arguments=spec.bind_arguments).unique())
+def _readable(waiting: Sequence[Any]) -> list[Any]:
+    return [task for task in waiting if not isinstance(task, Damaged)]
 
 
 def _has(of: object, given: dict[str, Any], values: dict[str, object]) -> bool:
@@ -106,7 +108,7 @@ def _shown(spec: QueueSpec, task: object, *, all_: bool = False) -> dict[str, An
     return {name: getattr(task, name) for name in names if all_ or name not in bookkeeping}
 
 
-def _complaint(spec: QueueSpec, wanted: str, count: int | None, found: int, waiting: list[Any]) -> str:
+def _complaint(spec: QueueSpec, wanted: str, count: int | None, found: int, waiting: Sequence[Any]) -> str:
     number = "at least one" if count is None else str(count)
     lines = [f"expected {number} of {wanted}: {found} waiting ({len(waiting)} in total)"]
     for task in waiting[:_SHOWN]:

@@ -6,18 +6,25 @@ import logging
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
-from sqlqueue import Claim, check
+from sqlqueue import Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.lifecycle.reasons import Cause
 from sqlqueue.operations import unreadable
+from sqlqueue.operations.paging import page
+from sqlqueue.testing import assert_enqueued
 from tests.cli.invoking import told
 from tests.suite.test_unreadable_rows import again, signs, states
 from tests.support.harness import Database
+from tests.support.history import Parcel, archive
 from tests.support.models import Base, Sign, Task
+from tests.support.rows import PAST
 from tests.worker.test_unreadable_rows import insert_odd_times
+
+__all__ = ["archive"]
 
 
 def test_find_leaves_them_out_and_says_so(db: Database, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +67,119 @@ def test_odd_times(sync_db: Database, column: str) -> None:
     told(sync_db, "stats")
     with sync_db.engine.connect() as connection:
         assert "unadopted-rows" not in {finding.code for finding in check(connection, Task)}
+
+
+def far_away(db: Database, column: str, **columns: str) -> int:
+    """Insert tasks with odd times and these columns, and one whose times are now; return how many."""
+    insert_odd_times(db, column, "completed")
+    with db.engine.begin() as connection:
+        connection.execute(insert(Task).values(name="", number=0))
+        key = connection.scalar(select(func.max(Task.id)))
+        moments = {each: utcnow() for each in ("created_at", "claimed_at", "finished_at")}
+        others = {each: moment for each, moment in moments.items() if each != column}
+        connection.execute(update(Task).values(**others, **columns))
+        connection.execute(update(Task).where(Task.id == key).values({column: utcnow()}))
+        return connection.scalar(select(func.count()).select_from(Task.__table__)) or 0
+
+
+@pytest.mark.parametrize("column", ["created_at", "claimed_at", "finished_at"])
+def test_figures(db: Database, column: str) -> None:
+    number = far_away(db, column, status="completed")
+    with db.begin() as actor:
+        ended = sum(bucket.completed for bucket in actor.timeline(Task))
+        assert ended == (1 if column == "finished_at" else number)
+        assert actor.overview(Task).counts[Status.COMPLETED] == number
+        assert "completed" in actor.overview(Task, Task.number == 0, scan=2).capped
+
+
+@pytest.mark.parametrize("column", ["claimed_at", "finished_at"])
+@pytest.mark.parametrize("scan", [None, 3])
+def test_errors_of_odd_times(db: Database, column: str, scan: int | None) -> None:
+    number = far_away(db, column, status="discarded", error="no")
+    with db.begin() as actor:
+        (group,) = actor.errors(Task, scan=scan)
+    assert (group.message, group.capped) == ("no", scan is not None)
+    assert group.count == (scan or number)
+
+
+def test_a_history_with_odd_times(archive: Database) -> None:
+    columns = "queue, task, attempt, outcome, error, started_at, finished_at"
+    with archive.engine.connect() as connection:
+        if archive.case.odd_mode:
+            connection.execute(text(archive.case.odd_mode))
+        for moment in archive.case.odd_times:
+            for moments in (f"{moment}, {moment}", f"{moment}, '{PAST:%Y-%m-%d %H:%M:%S}'"):
+                values = f"'past_parcel', '1', 1, 'failed', 'no', {moments}"
+                connection.execute(text(f"INSERT INTO past ({columns}) VALUES ({values})"))
+        connection.commit()
+        connection.invalidate()
+    number = 2 * len(archive.case.odd_times)
+    with archive.begin() as actor:
+        assert len(actor.history(Claim(Parcel, (1,), 0))) == number
+        (group,) = actor.errors(Parcel)
+        assert (group.count, group.attempts) == (number, True)
+        assert sum(bucket.failed for bucket in actor.timeline(Parcel)) == 0
+
+
+def test_pauses_with_odd_times(db: Database) -> None:
+    for moment in db.case.odd_times:
+        with db.engine.connect() as connection:
+            if db.case.odd_mode:
+                connection.execute(text(db.case.odd_mode))
+            values = f"'task', {moment}, 'ada'"
+            connection.execute(text(f"INSERT INTO queue_pause (queue, paused_at, paused_by) VALUES ({values})"))
+            connection.commit()
+            connection.invalidate()
+        db.insert(Task, [{"id": 1}])
+        with db.begin() as actor:
+            (pause,) = actor.paused(Task)
+            assert pause.paused_by == "ada"
+            assert Cause.PAUSED in {reason.cause for reason in actor.why(_claim(1, Task)).reasons}
+            assert actor.resume(Task)
+            actor.execute(delete(Task))
+
+
+@pytest.mark.asyncio_once
+def test_pages_that_end_at_odd_times(db: Database) -> None:
+    """All tasks can be reached, although the row at which a page ends cannot be read."""
+    insert_odd_times(db, "available_at", "available")
+    with db.engine.begin() as connection:
+        connection.execute(update(Task).values(priority=1))
+    db.insert(Task, [{"id": 1_000 + n, "priority": 0 if n < 5 else 2} for n in range(20)])
+    scan, after, found = 5 + len(db.case.odd_times), None, set[int]()
+    for _ in range(100):
+        with db.begin() as actor:
+            one = actor.run(page, Task, Task.number == 0, status=Status.AVAILABLE, after=after, scan=scan)
+        found |= {task.id for task in one.tasks}
+        after = one.next
+        if after is None:
+            break
+    assert after is None
+    assert found >= {1_000 + n for n in range(20)}
+
+
+def test_the_page_of_schedules(sync_db: Database) -> None:
+    for moment in sync_db.case.odd_times:
+        with sync_db.engine.connect() as connection:
+            if sync_db.case.odd_mode:
+                connection.execute(text(sync_db.case.odd_mode))
+            values = f"'scheduled', '* * * * *', {moment}"
+            connection.execute(text(f"INSERT INTO report (status, schedule, available_at) VALUES ({values})"))
+            connection.commit()
+            connection.invalidate()
+    dashboard = Dashboard(sessionmaker(sync_db.engine), Base, authorize=lambda _: Viewer("ada", frozenset(Action)))
+    with TestClient(dashboard) as client:
+        answer = client.get("/schedules")
+    assert answer.status_code == 200
+    assert answer.text.count("* * * * *") == len(sync_db.case.odd_times)
+
+
+def test_asserting_that_tasks_are_enqueued(db: Database) -> None:
+    signs(db, "rose", "dove", "rose")
+    with db.begin() as actor:
+        assert [task.id for task in actor.run(assert_enqueued, Sign)] == [1, 3]
+        with pytest.raises(AssertionError, match=r"symbol=.\(cannot be read: LookupError"):
+            actor.run(assert_enqueued, Sign, id=2)
 
 
 def test_stats_by(sync_db: Database) -> None:

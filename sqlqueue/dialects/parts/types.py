@@ -40,7 +40,8 @@ class Types(ABC):
 
     @abstractmethod
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
-        """Return the exact number of microseconds from ``earlier`` to ``later``, an integer; NULL if either is NULL."""
+        """Return the exact number of microseconds from ``earlier`` to ``later``, an integer; NULL if either is NULL or
+        infinite."""
 
     def remainder(self, number: ColumnElement[int], divisor: ColumnElement[int]) -> ColumnElement[int]:
         """Return the remainder of the division of two positive integers."""

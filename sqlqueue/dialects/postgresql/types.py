@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Interval, cast, extract, func, literal_column
+from sqlalchemy import BigInteger, Boolean, ColumnElement, Integer, Interval, case, cast, extract, func, literal_column
 
 from ..parts.types import Types
 
@@ -23,5 +23,9 @@ class PostgreSQLTypes(Types):
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         # rounded: some versions return seconds as floating-point numbers
-        seconds = extract("epoch", later - earlier)
+        seconds = case((_is_finite(earlier) & _is_finite(later), extract("epoch", later - earlier)))
         return cast(func.pg_catalog.round(seconds * literal_column("1000000")), BigInteger)
+
+
+def _is_finite(moment: ColumnElement[Any]) -> ColumnElement[bool]:
+    return func.pg_catalog.isfinite(cast(moment, moment.type), type_=Boolean())
