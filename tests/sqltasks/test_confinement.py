@@ -73,8 +73,8 @@ def file(tmp_path: Path) -> URL:
     return make_url(f"sqlite:///{path}")
 
 
-def test_the_error_names_what_sqlite_refuses(file: URL) -> None:
-    for request in ("VACUUM INTO 'x'", "ATTACH 'x' AS y"):
+def test_the_error_names_what_sqlite_refuses(file: URL, tmp_path: Path) -> None:
+    for request in (f"VACUUM INTO '{tmp_path / 'x'}'", f"ATTACH '{tmp_path / 'x'}' AS y"):
         with pytest.raises(RequestFailed, match="NotSupportedError: a request cannot use ATTACH or VACUUM INTO"):
             run(file, request)
 
