@@ -100,7 +100,7 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
 
 
 class SavepointOp(MigrateOperation):
-    """Begins or ends the part of a revision that SQLite executes completely or not at all."""
+    """Begins or ends a revision that SQLite executes completely or not at all, together with the change of version."""
 
     def __init__(self, *, begins: bool) -> None:
         self.begins = begins
@@ -132,11 +132,15 @@ class StorageOp(MigrateOperation):
 
 @renderers.dispatch_for(SavepointOp)
 def _render_savepoint(context: AutogenContext, op: SavepointOp) -> list[str]:
-    prefix = _op(context)
-    statement = "SAVEPOINT migration" if op.begins else "RELEASE SAVEPOINT migration"
-    comment = ["# All or nothing on SQLite, too, whose driver begins no transaction for DDL."] if op.begins else []
-    block = f"if {prefix}get_context().dialect.name == {DEFINITION_DIALECT!r}:"
-    return [*comment, block, f"{prefix}execute({statement!r})", ""]
+    prefix, here = _op(context), f"{_op(context)}get_context()"
+    on_sqlite = f"{here}.dialect.name == {DEFINITION_DIALECT!r}"
+    if not op.begins:  # otherwise Alembic commits the changes together with the new version
+        return [f"if {on_sqlite} and {here}.as_sql:", f"{prefix}execute('RELEASE SAVEPOINT migration')", ""]
+    comment = [
+        "# All or nothing on SQLite, too, whose driver begins no transaction for DDL. PRAGMA foreign_keys has no",
+        "# effect in one: to add operations in batch mode, which copy tables, execute it before.",
+    ]
+    return [*comment, f"if {on_sqlite}:", f"{prefix}execute('SAVEPOINT migration')", ""]
 
 
 @renderers.dispatch_for(AddQueueColumnsOp)

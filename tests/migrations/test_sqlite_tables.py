@@ -13,7 +13,7 @@ import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Column, Engine, ForeignKey, Identity, MetaData, NullPool, Table, create_engine, event, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueOptions, StageMixin, UniqueMixin
@@ -235,6 +235,16 @@ def test_a_table_in_an_attached_database(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("""SELECT * FROM "it's".fired""").all() == [(2,)]
 
 
+def test_a_column_that_does_not_exist_is_not_passed_over(tmp_path: Path) -> None:
+    columns = [Column(name, server_default=text("9")) for name in ("n", "m")]
+    code = setting_defaults("op.", Table("t", MetaData()), columns)
+    engine = create_engine(f"sqlite:///{tmp_path / 'some.db'}", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY, n INTEGER DEFAULT 5, M INTEGER DEFAULT 5)")
+        with pytest.raises(RuntimeError, match="cannot change the defaults of n, m in t"):
+            exec(code, {"op": Operations(MigrationContext.configure(connection)), "re": re})
+
+
 def test_a_default_found_by_alembic_itself_is_changed_in_place(tmp_path: Path) -> None:
     with _connecting("foreign_keys = ON", begins=False):
         shop = Shop(tmp_path, "ON DELETE CASCADE", render_as_batch=True, compare_server_default=True)
@@ -296,3 +306,27 @@ def test_a_script_cannot_change_defaults(tmp_path: Path) -> None:
     shop.project.revise()
     with pytest.raises(NotImplementedError, match="run the upgrade without --sql"):
         shop.project.upgrade(sql=True)
+
+
+def test_an_upgrade_whose_version_cannot_be_stored_changes_nothing(tmp_path: Path, begins: bool) -> None:
+    with _connecting("foreign_keys = ON", begins=begins):
+        shop = Shop(tmp_path, "ON DELETE CASCADE")
+        shop.becomes(models(QueueMixin))
+        with closing(shop.connect()) as connection:
+            connection.execute(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON plain_version BEGIN SELECT RAISE(ABORT, 'not now'); END"
+            )
+        shop.project = shop.project.using(models(QueueMixin, max_attempts=9))
+        shop.project.revise()
+        before = shop.dump()
+        with pytest.raises(IntegrityError, match="not now"):
+            shop.project.upgrade()
+        assert shop.dump() == before
+        with closing(shop.connect()) as connection:
+            connection.execute("DROP TRIGGER refuse")
+        shop.project.upgrade()
+        shop.project.check()
+        shop.project.downgrade()  # two revisions, each in a transaction of its own
+        assert shop.query("SELECT * FROM plain_version") == []
+        shop.project.upgrade()
+        shop.project.check()

@@ -46,7 +46,8 @@ bind.exec_driver_sql({edit!r}, (definition,))
 bind.exec_driver_sql({version!r} + f' = {{version + 1}}')
 bind.exec_driver_sql('PRAGMA writable_schema = RESET')
 meant = [(name, *rest, defaults.get(name, live)) for name, *rest, live in columns]
-if meant != list(map(tuple, bind.exec_driver_sql({columns!r}))):
+missing = defaults.keys() - {{name for name, *_ in columns}}
+if missing or meant != list(map(tuple, bind.exec_driver_sql({columns!r}))):
     raise RuntimeError({failed!r})"""
 
 
