@@ -16,6 +16,7 @@ from ..sql.states import is_hung, state
 from .batches import BATCH, Batch, in_batches
 from .reactivating import rerun, retry
 from .running_now import WAITING, run_now
+from .session_criteria import within
 from .settling import cancel, discard
 
 _UNFINISHED = tuple(status for status in Status if status not in FINAL)
@@ -38,7 +39,7 @@ class MassChange:
 
     def in_batches(self, session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> Iterator[Batch]:
         """Change the tasks that satisfy ``where``, and commit after each batch."""
-        chosen = only(spec, self.affected(spec), *where)
+        chosen = only(spec, self.affected(spec), *within(session, spec, where))
         change = self.change
         return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
 

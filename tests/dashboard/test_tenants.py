@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, String, create_engine, event
+from sqlalchemy import Identity, String, create_engine, event, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker, with_loader_criteria
 from starlette.requests import Request
 
@@ -18,6 +18,7 @@ from sqlqueue import Every, QueueOptions, QueueSession, RecurringMixin, StageMix
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.outbox import OutboxMixin
 from tests.dashboard.clients import OWN, client
+from tests.support.workers import eventually
 
 
 class Base(DeclarativeBase):
@@ -145,6 +146,25 @@ def test_viewers_of_a_tenant_share_what_pages_have_read(sessions: sessionmaker[A
         session.add(Letter(tenant="amber", topic="amber too"))
     assert page("/queue/letter", "amber") == first
     assert "amber" not in page("/queue/letter", "violet")
+
+
+@pytest.mark.parametrize("batch", [2, 100_000])
+def test_actions_change_all_tasks_of_the_tenant_and_no_others(
+    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """Even if those of others come first, in any number."""
+    monkeypatch.setattr("sqlqueue.operations.batches.PAGE", batch)
+    app = client(Dashboard(sessions, Base, authorize=by_header), **OWN)
+    others, own = range(1, 4), range(4, 9)
+    for data in ({"key": [str(key) for key in (*others, 5)]}, {"scope": "filter"}):
+        answer = app.post("/queue/letter/cancel", data=data, headers={"x-tenant": "violet"}, follow_redirects=False)
+        id = answer.headers["location"].partition("change=")[2]
+        eventually(lambda id=id: "Done:" in app.get(f"/?change={id}", headers={"x-tenant": "violet"}).text)
+        cancelled = [5] if "key" in data else list(own)
+        with sessions() as session:
+            assert session.scalars(select(Letter.id).where(Letter.status == "cancelled").order_by(Letter.id)).all() == (
+                cancelled
+            )
 
 
 def test_a_tenant_neither_sees_nor_stops_the_change_of_another(sessions: sessionmaker[Any]) -> None:
