@@ -112,17 +112,21 @@ def in_batches(
     other transactions may have changed them in the meantime.  Each row is tried once: rows that cannot be changed do
     not block the others, and rows that are inserted meanwhile do not make it run forever.
     """
-    tried: set[Identity] = set()
+    tried, kept = set[Identity](), set[Identity]()
     while True:
         adapter = open_(session, spec, Access.CHANGE)
-        found = adapter.rows.keys(session, spec, select(*spec.primary_key).where(criterion).limit(PAGE))
+        most = PAGE + len(kept)  # rows that stay as they are would otherwise hide those behind them
+        found = adapter.rows.keys(session, spec, select(*spec.primary_key).where(criterion).limit(most))
         session.commit()
         keys = [key for key in found if key not in tried]
         size = min(size, adapter.keys.most(spec))
         for start in range(0, len(keys), size):
-            changed = change(adapter.keys.key_in(spec, keys[start : start + size]))
+            some = keys[start : start + size]
+            changed = change(adapter.keys.key_in(spec, some))
             session.commit()
+            if changed < len(some):
+                kept.update(some)
             yield Batch(changed, taken=changed.taken if isinstance(changed, Reactivated) else 0)
-        if not keys or len(found) < PAGE:
+        if not keys or len(found) < most:
             return
-        tried = set(found)
+        tried = kept.union(found)
