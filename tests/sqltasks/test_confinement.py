@@ -81,7 +81,8 @@ def test_the_error_names_what_sqlite_refuses(file: URL, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pragma",
-    ["journal_mode = wal", "main.Journal_Mode(wal)", "writable_schema = 1", "temp_store_directory = '/tmp'"]
+    ["journal_mode = wal", "main.Journal_Mode(wal)", "writable_schema = 1", "schema_version = 1"]
+    + ["temp_store_directory = '/tmp'"]
     + [f"{kind}_heap_limit = 1000000000" for kind in ("soft", "hard")],
 )
 def test_sqlite_pragmas_that_affect_others_are_refused(file: URL, pragma: str) -> None:

@@ -20,7 +20,7 @@ _INSTRUCTIONS = 10_000
 _BEYOND_THE_CONNECTION = frozenset(
     {
         # of the file, for all programs
-        *("journal_mode", "writable_schema"),
+        *("journal_mode", "schema_version", "writable_schema"),
         # of all connections of this process
         *("data_store_directory", "hard_heap_limit", "soft_heap_limit", "temp_store_directory"),
     }
