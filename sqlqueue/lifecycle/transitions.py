@@ -29,13 +29,17 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None
     """Return the assignments of a claim with a lease.  The token is the parameter ``TOKEN`` if not given here."""
     column = spec["claim_token"]
     return (
-        *_claimed(spec),
-        *taking_over(spec),
+        *claiming(spec),
         (spec["status"], state(Status.RUNNING)),
         (spec["available_at"], utcnow(lease)),
         (column, bindparam(TOKEN, type_=column.type) if token is None else literal(token, column.type)),
         *stamp(spec, claimed_by),
     )
+
+
+def claiming(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignments of a claim that depend on what the rows were before."""
+    return [*_claimed(spec), *taking_over(spec)]
 
 
 def taking_over(spec: QueueSpec) -> list[Assignment]:

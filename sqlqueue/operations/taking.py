@@ -90,7 +90,9 @@ def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[A
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
         chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
         taken = adapter.claims.take(session, replace(taking, pick=chosen))
-        found = {*(spec.identity_of(task) for task in taken), *(each.identity for each in taking.unreadable)}
+        found = {spec.identity_of(task) for task in taken}
+        if taking.assignments:  # otherwise, setting rows aside records them
+            found.update(each.identity for each in taking.unreadable)
         record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
         tasks += taken
     return tasks

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Executable, cast, null, select
+from sqlalchemy import ColumnElement, Executable, and_, cast, null, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -20,7 +20,7 @@ from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
 from ..lifecycle.kind import recurs
 from ..lifecycle.reactivation import revived
-from ..lifecycle.transitions import ending, taking_over
+from ..lifecycle.transitions import claiming, ending
 from ..model.history import history_of
 from ..queue.history import AttemptOutcome
 from ..queue.retries import delay_after
@@ -28,10 +28,10 @@ from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment, raised, write
 from ..sql.clock import REACH, representable, utcnow
-from ..sql.states import state
+from ..sql.states import is_held, state
 from ..transaction.ledger import ledger_of
 from .attempts import brief, spoken, task_name
-from .recording import Told, last_claims, record
+from .recording import ABANDONED, Told, last_claims, record
 
 logger = logger_of("sqlqueue")
 
@@ -62,7 +62,8 @@ def set_aside(
     """Postpone rows that the session's transaction has locked, by the model's backoff; no attempt is counted.
 
     A row that was postponed 10 times becomes a dead letter, unless it has a next run.  ``claimed``: the transaction has
-    written a claim to the rows.  The statements read nothing of the rows but their keys and errors.
+    written a claim to the rows; otherwise, the attempts of claimers that have crashed end here.  The statements read
+    nothing of the rows but the queue's own columns.
     """
     ledger_of(session).unreadable += rows
     for some in adapter.keys.batches(spec, rows):
@@ -137,16 +138,16 @@ def _write(
     adapter: Adapter, session: Session, spec: QueueSpec, identities: Sequence[Identity], aside: _Aside, *, claimed: bool
 ) -> None:
     named = adapter.keys.key_in(spec, identities)
-    if history_of(spec.table.metadata) is not None and claimed:
-        claims = last_claims(adapter, session, spec, named)
+    if history_of(spec.table.metadata) is not None:
         outcome = AttemptOutcome.SNOOZED if aside.delay is not None else AttemptOutcome.DISCARDED
-        record(adapter, session, claims, Told(outcome, aside.error))
+        ended = last_claims(adapter, session, spec, named if claimed else and_(named, is_held(spec)))
+        record(adapter, session, ended, Told(outcome, aside.error) if claimed else ABANDONED)
     values: list[Assignment] = [
         (spec["error"], aside.error),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]
-    values += [(spec["max_attempts"], raised(spec["max_attempts"]))] if claimed else taking_over(spec)
+    values += [(spec["max_attempts"], raised(spec["max_attempts"]))] if claimed else claiming(spec)
     if aside.delay is None:
         values += ending(spec, Status.DISCARDED)
     else:

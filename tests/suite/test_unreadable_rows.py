@@ -19,7 +19,20 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.sql.clock import representable
 from tests.outbox.messages import fill
 from tests.support.harness import Database
-from tests.support.models import Account, CreditNote, Invoice, Listing, Mail, Notice, Outgoing, Sign, Spool, Task, Visit
+from tests.support.models import (
+    Account,
+    CreditNote,
+    Invoice,
+    Listing,
+    Mail,
+    Notice,
+    Outgoing,
+    Report,
+    Sign,
+    Spool,
+    Task,
+    Visit,
+)
 from tests.support.rows import PAST, clock
 
 PREFIX = "cannot be read: "
@@ -270,6 +283,20 @@ def test_limited_tasks(db: Database) -> None:
     with riddles(Visit, 1, 2), db.begin() as actor:
         assert [task.id for task in actor.claim_many(Visit, limit=10)] == [3, 4]
         assert actor.claim(Visit) is None
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_recurring_tasks_keep_their_planned_time(db: Database, lease: Any) -> None:
+    """The runs after it follow from that time."""
+    planned = clock(db).replace(microsecond=0) - timedelta(minutes=5)
+    row = {"schedule": "PT1H", "available_at": planned, "created_at": PAST, "status": "scheduled"}
+    db.insert(Report, [{"id": 1, **row}])
+    with riddles(Report, 1), db.begin() as actor:
+        assert actor.claim(Report, lease=lease) is None
+    with db.begin() as actor:
+        report = actor.get(Report, 1)
+        assert report.error.startswith(PREFIX)
+        assert report.scheduled_for == planned
 
 
 def test_unique_tasks_keep_their_keys(db: Database) -> None:

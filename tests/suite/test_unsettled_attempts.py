@@ -7,12 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from sqlqueue import Claim, claim_of, utcnow
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
 from tests.support.history import Boat, Flare, Parcel, Rota, kept_tables_in
+
+LEASES: dict[str, Any] = {"claim": {}, "lock": {"lease": None}}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,30 @@ def test_a_takeover_records_the_crash(db: Database, lease: timedelta | None) -> 
             assert (gone.attempt, gone.outcome, gone.claimed_by) == (1, "crashed", "gone")
             assert gone.took is not None
             assert "lease expired" in gone.error
+
+
+@pytest.mark.parametrize("method", ["claim", "lock", "consume"])
+@pytest.mark.parametrize("model", [Parcel, Flare])
+def test_a_row_that_cannot_be_read_records_the_crash(db: Database, model: Any, method: str) -> None:
+    put(db, Flare(region="north", number=1) if model is Flare else Parcel())
+    with db.begin() as session:
+        crashed = claim_of(session.claim(model, claimed_by="gone"))
+    expire(db, model)
+
+    def load(*_: object) -> None:
+        raise ValueError("cannot be read")
+
+    event.listen(model, "load", load)
+    try:
+        with db.begin() as session:
+            took = session.consume(model) if method == "consume" else session.claim(model, **LEASES[method])
+            assert took is None
+    finally:
+        event.remove(model, "load", load)
+    with db.begin() as session:
+        *_, attempt = attempts = session.history(crashed)
+        assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "crashed", "gone")
+        assert [each.outcome for each in attempts[:-1]] in ([], ["snoozed"])
 
 
 def test_a_rescue_records_the_crash(db: Database) -> None:
