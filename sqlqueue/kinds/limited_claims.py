@@ -57,7 +57,7 @@ class LimitedClaim:
         # read the full keys once, instead of checking each task: a full key may have very many tasks
         passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, _full(self.slots)).scalars())
         more = True
-        while more and len(claimed) < limit:
+        while more and len(claimed) < limit and not self.take.is_over:
             wanted, more = self._candidates(where, order, limit - len(claimed), passed)
             place.update((identity, len(place) + number) for number, identity in enumerate(wanted))
             taken = self._claim(wanted, where)
@@ -110,7 +110,7 @@ class LimitedClaim:
         for each in self._take_named(chosen, where):
             taken[wanted[each[1].identity]].append(each)
         for key, count in room.items():
-            if len(taken[key]) < count:
+            if len(taken[key]) < count and not self.take.is_over:
                 taken[key] += self.take([*where, self._has(key)], count - len(taken[key]))
         self._assign([pair for key, locked in slots.items() for pair in zip(locked, taken[key], strict=False)])
         return {key: [task for task, _ in taken[key]] for key in needed}

@@ -53,6 +53,11 @@ class Take(Protocol):
 
     def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]: ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
+        ...
+
 
 class ClaimTogether(Protocol):
     """Claims tasks in claim order, each together with another row that it needs."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state
@@ -27,7 +28,7 @@ from ..transaction.connection import AnySession, open_, open_to_claim, session_o
 from ..transaction.ledger import Hold, guard, ledger_of
 from .claim_query import ClaimQuery, Lease, OrderBy, check_claim, claimer_name, scoped
 from .recording import ABANDONED, record
-from .taking import take
+from .taking import Patience, take
 
 _taking = lru_cache(CACHE_SIZE)(taking)
 
@@ -65,7 +66,8 @@ def claim_many(
 
     Returns persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key (or
     the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or abandoned by a
-    claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free.
+    claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free, or that setting
+    aside rows that cannot be read took more than a second.
 
     Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another claim.
     On SQLite it waits for the one writer, as long as the driver's timeout allows.
@@ -113,12 +115,14 @@ def claim_matching(
     return _claim_together(session, query, limit, claimer, holds=holds or until is None)
 
 
-class Claimer(NamedTuple):
-    """The values that claims write: the name of the claimer, the lease, and the tokens."""
+@dataclass(frozen=True, slots=True)
+class Claimer:
+    """What the statements of one claim share: the values that they write, and the time for rows that cannot be read."""
 
     name: str
     lease: timedelta | None
     tokens: Callable[[], int] = new_token
+    patience: Patience = field(default_factory=Patience)
 
 
 def _claim_due(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
@@ -140,17 +144,17 @@ def _claim_runs(session: Session, query: ClaimQuery, limit: int, claimer: Claime
         for task in tasks:
             if spec.identity_of(task) in skipped:
                 settle(session, task, "skipped")
-        if not skipped:
+        if not skipped or claimer.patience.is_over:
             return kept
 
 
 def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
-    spec, (name, lease, tokens) = query.spec, claimer
-    token = tokens()
+    spec, name, lease, patience = query.spec, claimer.name, claimer.lease, claimer.patience
+    token = claimer.tokens()
     if lease is None:
-        tasks = _lock(session, query, limit)
+        tasks = _lock(session, query, limit, patience)
     else:
-        tasks = take(session, query, limit, _taking(spec, name, lease), {TOKEN: token})
+        tasks = take(session, query, limit, _taking(spec, name, lease), {TOKEN: token}, patience=patience)
     attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
     more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
@@ -165,10 +169,10 @@ def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> 
     return tasks
 
 
-def _lock(session: Session, query: ClaimQuery, limit: int) -> list[Any]:
+def _lock(session: Session, query: ClaimQuery, limit: int, patience: Patience) -> list[Any]:
     """Claim tasks by locking their rows. Writes only to rows whose worker has crashed."""
     spec = query.spec
-    tasks = take(session, query, limit)
+    tasks = take(session, query, limit, patience=patience)
     if tasks:
         guard(session, session.connection(spec.bind_arguments))
     _record_abandoned(session, spec, tasks)
@@ -203,13 +207,26 @@ def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
 
 def _claim_together(session: Session, query: ClaimQuery, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
     """Claim tasks together with the slots that they need."""
-
-    def take_tasks(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, query.narrowed(where, named=named), limit, claimer)
-        return [(task, claim_of(task)) for task in tasks]
-
     adapter, spec = open_to_claim(session, query.spec, holds=holds), query.spec
+    taking_some = TakingSome(session, query, claimer)
     (together,) = filter(
-        None, (kind.claim_together(adapter, session, spec, take_tasks, claimer.lease) for kind in kinds_of(spec))
+        None, (kind.claim_together(adapter, session, spec, taking_some, claimer.lease) for kind in kinds_of(spec))
     )
     return together.claim(query.where, query.order, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class TakingSome:
+    """Claims those tasks of a query that also satisfy further criteria."""
+
+    session: Session
+    query: ClaimQuery
+    claimer: Claimer
+
+    def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = _claim_due(self.session, self.query.narrowed(where, named=named), limit, self.claimer)
+        return [(task, claim_of(task)) for task in tasks]
+
+    @property
+    def is_over(self) -> bool:
+        return self.claimer.patience.is_over

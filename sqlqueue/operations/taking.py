@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +24,28 @@ from .claim_query import ClaimQuery, check_order
 from .recording import ABANDONED, last_claims, record
 from .unreadable import set_aside
 
+PATIENCE = 1.0
+"""Seconds for which a claim goes on after it has met a row that cannot be read."""
+
+
+class Patience:
+    """Tells when a claim that meets rows that cannot be read has to return.
+
+    There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
+    """
+
+    def __init__(self) -> None:
+        self._until = math.inf
+
+    def begin(self) -> None:
+        """Let the time begin, if it has not yet."""
+        self._until = min(self._until, time.monotonic() + PATIENCE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() >= self._until
+
 
 def take(
     session: Session,
@@ -31,14 +55,15 @@ def take(
     parameters: Parameters | None = None,
     *,
     delete: bool = False,
+    patience: Patience | None = None,
 ) -> list[Any]:
     """Take available rows first, then due rows if there are fewer than ``limit``.
 
-    Rows that cannot be read are set aside, and others taken instead.
+    Rows that cannot be read are set aside, and others taken instead, until the ``patience`` of the claim is over.
     """
     adapter = open_to_claim(session, query.spec, holds=not assignments and not delete)
     spec, tasks = query.spec, list[Any]()
-    passed = ledger_of(session).locked(spec.table)
+    passed, patience = ledger_of(session).locked(spec.table), patience or Patience()
     for step in query.steps:
         while len(tasks) < limit:
             pick = step(limit - len(tasks))
@@ -55,11 +80,14 @@ def take(
             if not taking.unreadable:
                 tasks += taken
                 break
+            patience.begin()
             set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
             # a claim that has to search for its rows also finds those of the step before
             before = {spec.identity_of(task) for task in tasks}
             tasks += [task for task in taken if spec.identity_of(task) not in before]
             passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
+            if patience.is_over:
+                return tasks
     return tasks
 
 

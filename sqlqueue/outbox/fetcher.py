@@ -104,7 +104,8 @@ class RelayFetcher(BaseFetcher):
 
         def take(session: Session) -> Sequence[Any]:
             found = claim(session, entity, *where)
-            self._context.note_claim(handler, session)
+            if self._context.note_claim(handler, session):
+                self._poller.refresh()
             return found
 
         messages = await self._context.database.run(take, transaction_limit(handler.lease))

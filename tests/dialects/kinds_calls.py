@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import sqlqueue
-from sqlqueue import Claim, QueueSession
+from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.kinds.new_slots import create_slots
 from sqlqueue.model.registry import worker_table
 from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import Claimer, _claim_due
+from sqlqueue.operations.claiming import Claimer, TakingSome, _claim_due
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
@@ -69,11 +67,7 @@ def limited() -> Iterator[tuple[str, Call]]:
 def _claim_candidates(session: QueueSession) -> None:
     """Send the later statements of a claim that has found tasks with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
-
-    def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, ClaimQuery(spec).narrowed(where, named=named), limit, Claimer("claimer", MINUTE))
-        return [(task, sqlqueue.claim_of(task)) for task in tasks]
-
+    take = TakingSome(session, ClaimQuery(spec), Claimer("claimer", MINUTE))
     LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())
 
 

@@ -35,6 +35,18 @@ def test_an_idle_relay_wakes_up_on_enqueue(db: Database, workers: Workers, monke
     eventually(lambda: drained(db))
 
 
+def test_a_relay_claims_at_once_after_messages_that_cannot_be_read(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
+    notes = Notes()
+    engine = db.variant(pool_size=20)
+    *broken, last = fill(db, *"abcdefgh")
+    with riddles(Outgoing, *broken):
+        workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
+        eventually(lambda: notes.published == [last], AT_ONCE)
+
+
 def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers: Workers) -> None:
     fill(db, "a")
     ended = Event()

@@ -146,6 +146,33 @@ def test_ready_and_due_rows_of_one_claim(db: Database) -> None:
     assert waits(db, rows[4])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_claim_does_not_go_through_all_rows_that_cannot_be_read(
+    db: Database, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Its transaction would take too long for a worker, whose next claim would begin again."""
+    monkeypatch.setattr("sqlqueue.operations.taking.PATIENCE", 0)
+    signs(db, *["dove"] * 25, "rose")
+    claims = 0
+    while list(states(db).values()).count("scheduled") < 25:
+        claims += 1
+        with db.begin() as actor:
+            tasks = [task for task in METHODS[method](actor) if task is not None]
+            assert len(tasks) <= 1
+            assert all(task.id == 26 for task in tasks)
+            actor.complete(tasks) if method != "consume_many" else None
+        assert list(states(db).values()).count("scheduled") <= 10 * claims
+    assert claims >= 3
+
+
+def test_nor_does_a_claim_of_limited_tasks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.operations.taking.PATIENCE", 0)
+    db.insert(Visit, [{"id": n, "limit_key": str(n % 12)} for n in range(1, 25)])
+    with riddles(Visit, *range(1, 25)), db.begin() as actor:
+        assert actor.claim_many(Visit, limit=4) == []
+    assert list(states(db, Visit).values()).count("scheduled") == 4
+
+
 def test_the_transaction_keeps_its_earlier_writes(db: Database) -> None:
     signs(db, "dove", "rose")
     with db.begin() as actor:

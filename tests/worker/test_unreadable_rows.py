@@ -12,11 +12,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, event, text
 
 from sqlqueue.operations.upkeep import poll
+from sqlqueue.worker.fetching import poller
 from tests.suite.test_unreadable_rows import seen, signs, states, waits
 from tests.support.harness import Database
 from tests.support.models import Sign, Spool, Task
 from tests.support.rows import PAST
-from tests.support.workers import LEASE, Workers, all_are, eventually, nothing, with_session, without_session
+from tests.support.workers import (
+    AT_ONCE,
+    LEASE,
+    LONG,
+    Workers,
+    all_are,
+    eventually,
+    nothing,
+    with_session,
+    without_session,
+)
 
 
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
@@ -41,6 +52,20 @@ def test_only_unreadable_rows(db: Database, workers: Workers, mode: str) -> None
     worker.handler(Sign, mode=mode)(with_session(db, nothing) if mode == "lock" else without_session(db))
     workers.start(worker)
     eventually(lambda: seen(db)[1].status == "scheduled")
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_a_worker_claims_at_once_after_rows_that_cannot_be_read(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Its claims return early if there are many of them."""
+    monkeypatch.setattr("sqlqueue.operations.taking.PATIENCE", 0)
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
+    signs(db, *["dove"] * 12, "rose")
+    worker = workers.make(poll=LONG)
+    worker.handler(Sign, mode=mode, concurrency=1)(with_session(db, nothing) if mode == "lock" else without_session(db))
+    workers.start(worker)
+    eventually(lambda: seen(db)[13].status == "completed", AT_ONCE)
 
 
 def insert_odd_times(db: Database, column: str, status: str, *some: str) -> int:

@@ -73,10 +73,13 @@ class WorkerContext:
             what, self.reports, self.adapter(handler.spec), claims=claims, on_broken=self._has_plain_name.set
         )
 
-    def note_claim(self, handler: Handler, session: Session) -> None:
-        """Report that a claim of the handler has succeeded, and the rows that it has set aside."""
+    def note_claim(self, handler: Handler, session: Session) -> bool:
+        """Report that a claim of the handler has succeeded, and the rows that it has set aside; return whether there
+        are any, so that another claim is worth trying at once."""
+        number = unreadable_rows(session)
         self.reports.liveness.claims_work(handler.spec.table.fullname, handler)
-        self.reports.unreadable(handler.spec, unreadable_rows(session))
+        self.reports.unreadable(handler.spec, number)
+        return number > 0
 
     def claim_query(self, handler: Handler) -> ClaimQuery | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""

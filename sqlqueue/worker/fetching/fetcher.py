@@ -191,7 +191,8 @@ class Fetcher(BaseFetcher):
 
     def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
         tasks = self._matching(session, query, limit)
-        self._context.note_claim(self.handler, session)
+        if self._context.note_claim(self.handler, session):
+            self._poller.refresh()
         crashes = self.handler.spec.attributes["crashes"]
         if tasks and crashes in instance_state(tasks[0]).unloaded:  # loader options have deferred it
             for task in tasks:

@@ -135,10 +135,11 @@ class LockingExecutor(Executor):
         session = transaction.session
         try:
             tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
-            self._context.note_claim(self.handler, session)
+            set_aside = self._context.note_claim(self.handler, session)
             if not tasks:
                 session.commit()  # rows that cannot be read have been postponed
-            if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
+                return set_aside
+            if self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
             goes_on = self._run_all(transaction, tasks, alone=alone)
             if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
