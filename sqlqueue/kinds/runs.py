@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, func, literal, literal_column, null, select
+from sqlalchemy import func, literal, null, select
 
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
@@ -18,7 +18,7 @@ from ..lifecycle.transitions import clearing, tries
 from ..queue.schedules import UnknownHereError, is_known_here, is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment
+from ..sql.changes import Assignment, raised
 from ..sql.clock import utcnow
 from ..sql.states import state
 
@@ -95,13 +95,12 @@ def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
 def leaving(fence: Fence) -> list[Assignment]:
     """Return the assignments that leave tasks to another host: the attempt does not count, and the plan stays."""
     spec = fence.spec
-    one: ColumnElement[int] = literal_column("1")
     return [
         (spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"])),
         (spec["status"], state(Status.SCHEDULED)),
         (spec["available_at"], utcnow(ELSEWHERE)),
-        (spec["max_attempts"], spec["max_attempts"] + one),
-        (spec["attempts_before"], spec["attempts_before"] + one),
+        (spec["max_attempts"], raised(spec["max_attempts"])),
+        (spec["attempts_before"], raised(spec["attempts_before"])),
         *fence.written(),
     ]
 

@@ -20,7 +20,7 @@ from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
 from ..lifecycle.kind import recurs
 from ..lifecycle.reactivation import revived
-from ..lifecycle.transitions import claiming, ending
+from ..lifecycle.transitions import claiming, earlier_attempts, ending
 from ..model.history import history_of
 from ..queue.history import AttemptOutcome
 from ..queue.retries import delay_after
@@ -147,7 +147,11 @@ def _write(
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]
-    values += [(spec["max_attempts"], raised(spec["max_attempts"]))] if claimed else claiming(spec)
+    if claimed:
+        counts = (spec["max_attempts"], earlier_attempts(spec))
+        values += [(column, raised(column)) for column in counts if column is not None]
+    else:
+        values += claiming(spec)
     if aside.delay is None:
         values += ending(spec, Status.DISCARDED)
     else:

@@ -326,6 +326,20 @@ def test_recurring_tasks_keep_their_planned_time(db: Database, lease: Any) -> No
         assert report.scheduled_for == planned
 
 
+@pytest.mark.parametrize("lease", ["default", None])
+def test_a_recurring_task_without_a_time_does_not_run_at_once_later(db: Database, lease: Any) -> None:
+    """Its first run is still to be planned once it can be read."""
+    db.insert(Report, [{"id": 1, "schedule": "PT1H"}])
+    with riddles(Report, 1), db.begin() as actor:
+        assert actor.claim(Report, lease=lease) is None
+    again(db, Report)
+    with db.begin() as actor:
+        assert actor.claim(Report, lease=lease) is None
+    with db.begin() as actor:
+        report = actor.get(Report, 1)
+        assert report.available_at == report.created_at + timedelta(hours=1)
+
+
 def test_unique_tasks_keep_their_keys(db: Database) -> None:
     db.insert(Listing, [{"id": 1, "unique_key": "a"}, {"id": 2, "unique_key": "b"}])
     with riddles(Listing, 1), db.begin() as actor:

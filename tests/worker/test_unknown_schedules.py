@@ -81,6 +81,15 @@ def test_a_claim_leaves_it_to_other_hosts(db: Database, poor: pytest.MonkeyPatch
         assert actor.claim(model).scheduled_for == PAST
 
 
+def test_attempts_do_not_overflow(db: Database, poor: pytest.MonkeyPatch) -> None:
+    largest = 2**31 - 1
+    task = stored(db, Report, **FIRST, attempt=largest - 1, max_attempts=largest, attempts_before=largest)
+    with db.begin() as actor:
+        assert actor.claim(Report) is None
+    row = row_of(db, task)
+    assert (row["status"], row["max_attempts"], row["attempts_before"]) == ("scheduled", largest, largest)
+
+
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_task_without_a_time_does_not_run_at_once(db: Database, poor: pytest.MonkeyPatch, lease: Any) -> None:
     task = stored(db, Report)
