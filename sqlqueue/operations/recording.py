@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, cast, null, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -100,10 +100,22 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: To
 
 
 def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Criterion) -> list[Claim]:
-    """Return the latest claims of tasks that this transaction has locked, which are ``named`` by primary key."""
-    roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
-    read = select(*spec.primary_key, *(spec[role] for role in roles)).where(named)
-    rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
+    """Return the latest claims of tasks that this transaction has locked, which are ``named`` by primary key.
+
+    If one of their times cannot be read, all are unknown.
+    """
+
+    def read(claimed_at: ColumnElement[Any]) -> Any:
+        values = (*(spec[role] for role in ("attempt", "claim_token", "claimed_by")), claimed_at)
+        statement = select(*spec.primary_key, *values).where(named)
+        return adapter.rows.execute(session, spec, adapter.keys.by_key(spec, statement)).all()
+
+    try:
+        rows = read(spec["claimed_at"])
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+        rows = read(cast(null(), spec["claimed_at"].type))
     width = len(spec.primary_key)
     return [Claim(spec.entity, tuple(row[:width]), *row[width:]) for row in rows]
 

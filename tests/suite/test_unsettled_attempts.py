@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import event, text, update
 
 from sqlqueue import Claim, claim_of, utcnow
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
@@ -68,6 +68,28 @@ def test_a_row_that_cannot_be_read_records_the_crash(db: Database, model: Any, m
         *_, attempt = attempts = session.history(crashed)
         assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "crashed", "gone")
         assert [each.outcome for each in attempts[:-1]] in ([], ["snoozed"])
+
+
+@pytest.mark.parametrize("method", ["claim", "lock", "promote"])
+def test_a_claim_whose_time_cannot_be_read_stops_nothing(db: Database, method: str) -> None:
+    put(db, Parcel())
+    with db.begin() as session:
+        crashed = claim_of(session.claim(Parcel, claimed_by="gone"))
+    expire(db, Parcel)
+    with db.engine.connect() as connection:
+        if db.case.odd_mode:
+            connection.execute(text(db.case.odd_mode))
+        connection.execute(text(f"UPDATE past_parcel SET claimed_at = {db.case.odd_times[0]}"))
+        connection.commit()
+        connection.invalidate()
+    with db.begin() as session:
+        if method == "promote":
+            assert session.promote(Parcel) == 1
+        elif (task := session.claim(Parcel, **LEASES[method])) is not None:
+            session.complete(task)
+    with db.begin() as session:
+        *_, attempt = session.history(crashed)
+        assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "crashed", "gone")
 
 
 def test_a_rescue_records_the_crash(db: Database) -> None:
