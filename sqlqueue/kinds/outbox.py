@@ -61,6 +61,7 @@ OUTBOX = Outbox(
         "payload": check_stored_json,
         "headers": check_stored_json,
     },
+    untouched=("message_key", "destination", "payload", "headers"),
     isolates_suspects=False,  # relays publish messages in batches, including suspects
 )
 

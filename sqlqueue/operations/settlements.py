@@ -73,6 +73,8 @@ class Settlement:
 
 UNKNOWN: Final = object()
 """A value that only the database knows, such as its time."""
+KNOWN = frozenset({"result", "stage", "unique_key", "former_key", "scheduled_for", "attempts_before"})
+"""The roles of kinds that :meth:`Settlement.shows` takes care of.  Those of other kinds are unknown after any write."""
 
 
 def _claimed(fence: Fence, shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .recording import record
 from .settlements import (
+    KNOWN,
     UNKNOWN,
     Cancelling,
     Completing,
@@ -285,7 +286,7 @@ def _show(session: Session, task: object, hold: Hold, settlement: Settlement) ->
     if changes is None:
         session.expire(task, _written(spec, locked=fence.only_locked))
         return
-    unknown = list(_generated(spec))
+    unknown = [*_generated(spec), *_of_other_kinds(spec)]
     for role, value in changes.items():
         if value is UNKNOWN:
             unknown.append(spec.attributes[role])
@@ -300,6 +301,14 @@ def _written(spec: QueueSpec, *, locked: bool) -> Sequence[str]:
     untouched = {*_UNTOUCHED, *(role for kind in kinds_of(spec) for role in kind.untouched)}
     roles = [role for role in spec.columns if role not in untouched and (role != "attempt" or locked)]
     return [*(spec.attributes[role] for role in roles), *_generated(spec)]
+
+
+@lru_cache
+def _of_other_kinds(spec: QueueSpec) -> Sequence[str]:
+    """Return the attributes of kinds whose values settlements do not know."""
+    kinds = kinds_of(spec)
+    roles = [role for kind in kinds for role in kind.columns if role not in kind.untouched and role not in KNOWN]
+    return [spec.attributes[role] for role in roles if role in spec.attributes]
 
 
 @lru_cache

@@ -30,7 +30,7 @@ from tests.support.models import Document, Ledger, Seat, Task
         ((Task(), [{"name": "x"}]), {}, "not a queue model"),
         ((None,), {}, "NoneType"),
         (([None],), {}, "NoneType"),
-        (({"name": "x"},), {}, "str"),
+        (({"name": "x"},), {}, "model"),
         ((Ledger(task_id=1),), {}, "Ledger"),
         (([Task(), Ledger(task_id=1)],), {}, "Ledger"),
         ((Task(available_at=NAIVE),), {}, "naive"),

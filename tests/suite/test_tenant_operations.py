@@ -202,6 +202,11 @@ def declare(actor: Actor) -> Any:
     assert (declared.created, declared.removed) == (("new",), (f"{MINE}:hourly",))
 
 
+def promote(actor: Actor) -> Any:
+    actor.snooze(actor.claim(Deed), timedelta(0))
+    return actor.promote(Deed)
+
+
 def why(actor: Actor) -> Any:
     (gone,) = actor.why(of(OTHER, READY)).reasons
     assert gone.cause is Cause.MISSING
@@ -236,6 +241,7 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "unschedule": counts(1, lambda a: a.unschedule(Deed)),
     "retry": counts(3, lambda a: a.retry(Deed)),
     "rerun": counts(2, lambda a: a.rerun(Deed)),
+    "promote": counts(1, promote),
     "run_now": counts(2, lambda a: a.run_now(Deed)),
     "rescue": counts(1, lambda a: a.rescue(Deed)),
     "prune": counts(2, lambda a: a.prune(Deed, DAY)),

@@ -32,6 +32,7 @@ def session() -> Iterator[QueueSession]:
     Base.metadata.create_all(engine)
     with QueueSession(engine) as session:
         yield session
+    engine.dispose()
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_a_call_that_commits_in_lock_mode_does_not_complete_the_others(
     workers.start(worker)
     eventually(lambda: count(db, Task, Task.status == "completed") == 4)
     assert count(db, Task, Task.status == "discarded", Task.error.contains("UnsettledClaimError")) == 1
-    assert len(transactions) == 6, "the second task, whose transaction was lost, did not run again"
+    assert len(transactions) == 5, "a task that has used nothing of the transaction need not run again"
     eventually(lambda: worker._reports.counts["completed"] >= 4)
     assert worker._reports.counts["completed"] == 4
 
