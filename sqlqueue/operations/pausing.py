@@ -127,7 +127,7 @@ def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Paus
     return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
 
 
-def _facts(table: Table, shown: Shown) -> Select[Any]:
+def _facts(table: Table, shown: Shown) -> Select[*tuple[Any, ...]]:
     """Return the SELECT of the pauses of all queues."""
     return select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
 

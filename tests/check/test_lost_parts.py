@@ -253,6 +253,7 @@ def test_the_names_of_triggers(statement: str) -> None:
     name = FORMS[statement]
     with engine.connect() as connection:
         assert lost_triggers(connection, spec_of(Named)) == ([] if name is None else [name])
+    engine.dispose()
 
 
 def test_the_table_of_pauses(airport: Database) -> None:

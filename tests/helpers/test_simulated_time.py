@@ -73,6 +73,7 @@ def test_runs_follow_the_clock_of_their_time_zone_through_a_year() -> None:
     expected = planned(schedule, now, 369 * DAY)
     assert seen[: len(expected)] == expected
     assert len({moment.hour for moment in seen}) == 2, "summer and winter"
+    engine.dispose()
 
 
 def test_the_clock_of_handlers_is_that_of_their_tasks(db: Database) -> None:
@@ -137,6 +138,7 @@ def test_each_call_begins_at_the_present(db: Database) -> None:
         for days in (1, 3):
             session.enqueue(Task(), delay=days * DAY)
         for ahead, counts in ((2, {"completed": 1}), (2, {}), (4, {"completed": 1})):
+            session.commit()
             assert session.pass_to(lambda session: drain(worker, session, ahead=ahead * DAY)) == counts  # noqa: B023
 
 
@@ -149,7 +151,7 @@ def test_the_outcome_can_be_read_at_once(db: Database) -> None:
     with db.session() as session:
         performed, drained = Task(max_attempts=2), Task(max_attempts=1)
         session.add(performed)
-        session.flush()
+        session.commit()
         told = session.pass_to(lambda session: perform(worker, session, performed, raise_errors=False))
         assert (told, performed.status, performed.error) == ("failed", "retryable", "ValueError: no")
         session.add(drained)

@@ -134,7 +134,9 @@ def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: Black
         eventually(lambda: "completed" in statuses(db).values(), within=PATIENCE)
         assert count(db, Ledger) == 1
         eventually(lambda: lease_end(db) > before + LEASE)
-        assert worker._reports.counts["lost"] == 0  # so a heartbeat without a response was repeated in time
+        # A heartbeat without a response was repeated in time. With mode="lock", the task of the silent transaction can
+        # be lost: the server still has it locked when the worker wants to record what has happened.
+        assert worker._reports.counts["lost"] <= (mode == "lock")
         held.release()
         eventually(all_are(db, "completed"), within=PATIENCE)
 

@@ -148,7 +148,6 @@ class ByHand(_InSession[Session]):
         for job in jobs:
             job.status = Status.RUNNING.value
             job.available_at = now + _LEASE
-            job.claim_token = 1
             self._stamp(job, now)
         self.session.flush()
         return jobs
@@ -170,6 +169,7 @@ class ByHand(_InSession[Session]):
 
     def _stamp(self, job: Any, now: datetime) -> None:
         job.claimed_by, job.claimed_at, job.attempt = self.claimer, now, job.attempt + 1
+        job.claim_token = 1
 
     def add(self, payload: str) -> None:
         """Add one job to the session."""

@@ -55,6 +55,8 @@ class _Transaction:
     handed: object
     """The session passed to the handler: this one, or the asynchronous session that contains it."""
     deadline: Deadline
+    name: str
+    """The worker's name, the same until all outcomes are written: if it cannot be stored, no task is to blame."""
     context: Context = field(default_factory=copy_context)
     """The context of the last call, in which the session's events run too."""
     started: list[Job] = field(default_factory=list)
@@ -115,7 +117,7 @@ class LockingExecutor(Executor):
         if query is None:
             return False
         handed, session = self.database.open()
-        transaction = _Transaction(session, handed, self.watched())
+        transaction = _Transaction(session, handed, self.watched(), self._context.name)
         try:
             with transaction.deadline:
                 goes_on = self._claim_and_run(transaction, query, limit, alone=alone)
@@ -134,7 +136,7 @@ class LockingExecutor(Executor):
     def _claim_and_run(self, transaction: _Transaction, query: ClaimQuery, limit: int, *, alone: bool) -> bool:
         session = transaction.session
         try:
-            tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
+            tasks = claim_matching(session, query, limit, lease=None, claimed_by=transaction.name)
             set_aside = self._context.note_claim(self.handler, session)
             if not tasks:
                 session.commit()  # rows that cannot be read have been postponed
@@ -257,7 +259,7 @@ class LockingExecutor(Executor):
             culprit = None
         for job, end in transaction.ends.items():
             if not end.is_written:
-                self._settle_apart(job, end)
+                self._settle_apart(transaction, job, end)
         if culprit is None:
             return
         if tries > 1 and isinstance(error, DBAPIError) and self.adapter.errors.is_transient(error):
@@ -270,25 +272,25 @@ class LockingExecutor(Executor):
         if outcome is None:
             self.reports.lost(culprit)
         else:
-            self._settle_apart(culprit, _End(outcome, error))
+            self._settle_apart(transaction, culprit, _End(outcome, error))
 
-    def _settle_apart(self, job: Job, end: _End) -> None:
+    def _settle_apart(self, transaction: _Transaction, job: Job, end: _End) -> None:
         """Lock the task again, and write how it ended; a plain failure if that cannot be written."""
         try:
-            is_held = self._write_apart(job, end.outcome)
+            is_held = self._write_apart(transaction.name, job, end.outcome)
         except Exception as error:
             if self.may_pass(error):
                 raise
             end = _End(plain_failure(end.outcome, error, job.attempt.number), error)
-            is_held = self._write_apart(job, end.outcome)
+            is_held = self._write_apart(transaction.name, job, end.outcome)
         if is_held:
             self._report(job, end)
         else:
             self.reports.lost(job)
 
-    def _write_apart(self, job: Job, outcome: Outcome) -> bool:
+    def _write_apart(self, name: str, job: Job, outcome: Outcome) -> bool:
         """Write the outcome of a task that is free.  Returns false if another worker has run it in the meantime."""
-        spec, name = self.handler.spec, self._context.name
+        spec = self.handler.spec
         _, session = self.database.open()
         with self.watched():
             try:

@@ -12,6 +12,7 @@ from .driver import LEASE, DriverClient, Row
 
 _RUNNING = f"status = 'running', available_at = statement_timestamp() + interval '{LEASE} seconds', claim_token = 1"
 _COMPLETED = "status = 'completed', available_at = statement_timestamp(), finished_at = statement_timestamp()"
+_CONSUMED = f"{_COMPLETED}, claim_token = 1"
 
 _PATIENCE = 3.0
 """Seconds between polls without notifications."""
@@ -31,7 +32,7 @@ class Psycopg(DriverClient):
         values = ", ".join((*("%s" for _ in names), *now))
         self._insert = f"INSERT INTO {shape.table} ({', '.join(names)}, available_at, created_at) VALUES ({values})"
         self._copy = f"COPY {shape.table} ({', '.join(names)}) FROM STDIN"
-        self._claim, self._consume = (self._claiming(assignments) for assignments in (_RUNNING, _COMPLETED))
+        self._claim, self._consume = (self._claiming(assignments) for assignments in (_RUNNING, _CONSUMED))
         complete = f"UPDATE {shape.table} AS job SET {_COMPLETED}"
         self._complete_one = f"{complete} WHERE id = %s AND attempt = %s AND status = 'running'"
         key_type = "integer" if shape.makes_keys else "uuid"

@@ -37,7 +37,7 @@ class PyMySQL(DriverClient):
         return self._take(limit, _RUNNING)
 
     def consume(self, limit: int) -> Sequence[Row]:
-        return self._take(limit, _COMPLETED)
+        return self._take(limit, f"{_COMPLETED}, claim_token = 1")
 
     def _take(self, limit: int, assignments: str) -> Sequence[Row]:
         picked = self.execute(self._pick, (limit,)).fetchall()

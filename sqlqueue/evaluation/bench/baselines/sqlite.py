@@ -45,7 +45,7 @@ class Sqlite3(DriverClient):
         return self._take(limit, _RUNNING)
 
     def consume(self, limit: int) -> Sequence[Row]:
-        return self._take(limit, _COMPLETED)
+        return self._take(limit, f"{_COMPLETED}, claim_token = 1")
 
     def _take(self, limit: int, assignments: str) -> Sequence[Row]:
         table = self.shape.table
