@@ -32,9 +32,9 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# Tests of what surrounds the queues (the dashboard, the bench, examples, frameworks, further drivers), of a model of locks,
-# of servers that die, and of the program that proves the guarantees: they take as long as the others, and are left to the
-# sessions that CI runs.
+# Tests of what surrounds the queues (the dashboard, the bench, examples, frameworks, further drivers), of a model of
+# locks, of servers that die, and of the program that proves the guarantees: they take as long as the others, and are
+# left to the sessions that CI runs.
 THOROUGH = ("bench", "dashboard", "drivers", "examples", "frameworks", "locking", "outages", "prove")
 
 # The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
