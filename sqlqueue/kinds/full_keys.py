@@ -45,7 +45,7 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
     read = select(*spec.primary_key, spec["claimed_by"], spec["claimed_at"]).where(
         only(spec, same, is_held(spec), ~has_come(spec), *seen.scope)
     )
-    rows: Any = adapter.rows.execute(session, spec, read.order_by(spec["claimed_at"]).limit(_LISTED))
+    rows: Any = adapter.rows.execute(session, spec, read.order_by(spec["claimed_at"], *spec.primary_key).limit(_LISTED))
     return tuple(Holder(tuple(identity), worker, since) for *identity, worker, since in rows)
 
 

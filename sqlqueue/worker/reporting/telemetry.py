@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -94,15 +94,17 @@ class Telemetry(Reports):
             try:
                 yield
             except Exception as error:
-                if not is_signal(error):
-                    # without the SQL and its parameters, which str() of the exception contains
-                    text = {
-                        "exception.message": error_text(error),
-                        "exception.stacktrace": traceback_text(error, whole=True),
-                    }
-                    span.record_exception(error, text)
-                    span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+                with suppress(BaseException):  # an error that cannot be described must not be replaced by another
+                    self._record(span, error)
                 raise
+
+    def _record(self, span: trace.Span, error: Exception) -> None:
+        if is_signal(error):
+            return
+        # without the SQL and its parameters, which str() of the exception contains
+        text = {"exception.message": error_text(error), "exception.stacktrace": traceback_text(error, whole=True)}
+        span.record_exception(error, text)
+        span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
         kind = super().finished(job, outcome, error)
