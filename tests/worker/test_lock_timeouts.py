@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from sqlqueue.worker.handling.jobs import NOT_COUNTED
 from sqlqueue.worker.running.executor import RETURNS, TRIES
 from tests.support.harness import Database
 from tests.support.models import Account, Task
@@ -62,6 +63,6 @@ def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Work
 
 
 def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:
-    sync_db.insert(Task, [{"id": 1, "max_attempts": MOST + RETURNS}])
+    sync_db.insert(Task, [{"id": 1, "error": f"{NOT_COUNTED} ({RETURNS} of {RETURNS}): DBAPIError: it waits"}])
     kept_waiting(sync_db, workers, "failed")
     eventually(lambda: statuses(sync_db) == {1: "retryable"})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, select, text
 
+from sqlqueue.worker.handling.jobs import NOT_COUNTED
 from sqlqueue.worker.running.executor import RETURNS
 from tests.support.harness import Database
 from tests.support.models import Task
@@ -44,6 +45,12 @@ def only_row(db: Database) -> tuple[str, int, int, str | None]:
     return tuple(found)
 
 
+def returned_before(times: int) -> dict[str, Any]:
+    """Return the row of a task that was returned so often, and has one attempt left."""
+    error = f"{NOT_COUNTED} ({times} of {RETURNS}): OperationalError: the last one"
+    return {"id": 1, "attempt": times + MOST - 1, "max_attempts": times + MOST, "error": error}
+
+
 @pytest.mark.parametrize(("mode", "session"), MODES)
 def test_an_outage_elsewhere_is_returned_with_its_reason(
     db: Database, workers: Workers, mode: Any, session: bool
@@ -54,7 +61,8 @@ def test_an_outage_elsewhere_is_returned_with_its_reason(
     workers.start(worker)
     eventually(lambda: statuses(db) == {1: "scheduled"})
     _, attempt, most, error = only_row(db)
-    assert (attempt, most) == (1, MOST + 1)
+    assert most - attempt == MOST, "it counted as an attempt"
+    assert (error or "").startswith(f"{NOT_COUNTED} (1 of {RETURNS}): ")
     assert "Error: " in (error or "")
 
 
@@ -62,12 +70,25 @@ def test_an_outage_elsewhere_is_returned_with_its_reason(
 def test_an_outage_elsewhere_counts_after_too_many_returns(
     db: Database, workers: Workers, mode: Any, session: bool
 ) -> None:
-    db.insert(Task, [{"id": 1, "attempt": RETURNS + MOST - 1, "max_attempts": RETURNS + MOST}])
+    db.insert(Task, [returned_before(RETURNS)])
     worker = workers.make()
     worker.handler(Task, mode=mode, concurrency=1)(handler(db, session=session))
     workers.start(worker)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert "Error: " in (only_row(db)[3] or "")
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_only_returns_in_a_row_are_counted(sync_db: Database, workers: Workers, mode: Any) -> None:
+    """A task may have had many more attempts than its model's options say, after ``retry`` or many snoozes."""
+    sync_db.insert(Task, [{"id": 1, "attempt": 40, "max_attempts": 41, "error": "ValueError: another one"}])
+    worker = workers.make()
+    worker.handler(Task, mode=mode, concurrency=1)(handler(sync_db, session=mode == "lock"))
+    workers.start(worker)
+    eventually(lambda: statuses(sync_db) == {1: "scheduled"})
+    _, attempt, most, error = only_row(sync_db)
+    assert most - attempt == 1
+    assert (error or "").startswith(f"{NOT_COUNTED} (1 of {RETURNS}): ")
 
 
 @pytest.mark.requires("kill_sql")
@@ -77,7 +98,7 @@ def test_a_task_that_ends_its_own_connection_is_not_run_forever(
     db: Database, workers: Workers, mode: Any, returned: int, status: str
 ) -> None:
     """MySQL ends it too if a statement is larger than its limit, for example."""
-    db.insert(Task, [{"id": 1, "attempt": returned + MOST - 1, "max_attempts": returned + MOST}])
+    db.insert(Task, [returned_before(returned)])
     kill = (db.case.kill_sql or "").format(connection=f"{db.case.connection_id}()")
     worker = workers.make()
     worker.handler(Task, mode=mode, concurrency=1)(with_session(db, lambda session, _: session.execute(text(kill))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ from ...transaction.claims import claim_made
 from .handlers import Handler
 
 current: ContextVar[Job] = ContextVar("sqlqueue.job")
+
+NOT_COUNTED = "not counted as an attempt"
+"""The beginning of the error of a task that was handed back because of an error that is not its fault."""
+_RETURNS = re.compile(rf"{NOT_COUNTED} \((\d{{1,9}}) of ")
 
 
 class Job:
@@ -74,6 +79,13 @@ class Job:
     def attempt(self) -> Attempt:
         """The attempt, as log lines describe it."""
         return Attempt.of(self.handler.spec, self.claim, self._loaded)
+
+    @property
+    def returns(self) -> int:
+        """How often the task was handed back in a row, just before, for errors that do not count as an attempt."""
+        error = self._loaded.get(self.handler.spec.attributes["error"])
+        found = _RETURNS.match(error or "")
+        return int(found[1]) if found else 0
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""

@@ -31,7 +31,7 @@ from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
-from ..handling.jobs import Job
+from ..handling.jobs import NOT_COUNTED, Job
 from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 from .call_context import CallContext
@@ -40,7 +40,7 @@ from .started import StartedTasks
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 RETURNS = 10
-"""The maximum number of times that a task is returned without counting the attempt, after these calls."""
+"""The maximum number of times in a row that a task is returned without counting the attempt, after these calls."""
 
 
 class Executor:
@@ -234,7 +234,7 @@ class Executor:
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
             return None
         if self.may_pass(error) and self.may_return(job):
-            return self.uncounted(error)
+            return self.uncounted(job, error)
         return self._traced(outcome_of(error, is_last=job.attempt.is_last), error)
 
     def may_pass(self, error: BaseException) -> bool:
@@ -248,11 +248,8 @@ class Executor:
         return is_conflict or errors.is_outage(error) or isinstance(error, (PoolTimeoutError, NoResponse))
 
     def may_return(self, job: Job) -> bool:
-        """Return whether the task may be handed back without counting the attempt.
-
-        Its row tells how often it was: each time allows one more attempt.
-        """
-        return job.attempt.most - self.handler.spec.options.max_attempts < RETURNS
+        """Return whether the task may be handed back without counting the attempt."""
+        return job.returns < RETURNS
 
     def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
         """Add the traceback of a failure if the application has a history."""
@@ -261,10 +258,14 @@ class Executor:
             return outcome
         return replace(outcome, traceback=stored_traceback(error, history.options))
 
-    def uncounted(self, error: BaseException) -> Outcome:
-        """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all."""
+    def uncounted(self, job: Job, error: BaseException) -> Outcome:
+        """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all.
+
+        Its text tells how often the task was handed back for such errors in a row.
+        """
         spec = self.handler.spec
-        return Outcome("snoozed", error_text(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
+        text = error_text(f"{NOT_COUNTED} ({job.returns + 1} of {RETURNS}): {error_text(error)}")
+        return Outcome("snoozed", text, delay_after(spec.options.retry, 1, spec.entity.__name__))
 
 
 def _refuse_deletion(session: Session, task: Any) -> None:

@@ -44,7 +44,7 @@ class IsolatedExecutor(Executor):
 
     def judge(self, job: Job, error: BaseException) -> Outcome | None:
         if isinstance(error, BlamelessError) and not job.is_lost and self.may_return(job):
-            return self.uncounted(error)
+            return self.uncounted(job, error)
         if isinstance(error, ProcessDiedError) and not job.is_lost:
             if job.crashes >= self.handler.spec.options.max_crashes:
                 return Outcome("crashed", too_many_crashes(job.crashes, str(error)))
