@@ -143,10 +143,12 @@ def test_the_clock_is_as_fine_as_the_engine_makes_it(db: Database) -> None:
     assert any(timedelta(microseconds=moment.microsecond) % (10 * step) for moment in moments)
 
 
-def test_fractions_of_a_second_count(db: Database) -> None:
+@pytest.mark.parametrize("whole", [timedelta(seconds=1), timedelta(days=40)], ids=str)
+def test_fractions_of_a_second_count(db: Database, whole: timedelta) -> None:
+    lease = whole + 457 * db.case.time_resolution
     db.insert(Task, rows(1))
-    task = db.session().claim(Task, lease=timedelta(milliseconds=1_250))
-    assert task.available_at - task.claimed_at == timedelta(milliseconds=1_250)
+    task = db.session().claim(Task, lease=lease)
+    assert task.available_at - task.claimed_at == lease
 
 
 def test_a_lease_ends_exactly_on_time(db: Database) -> None:

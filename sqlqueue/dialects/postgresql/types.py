@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, ColumnElement, Integer, Interval, case, cast, extract, func, literal_column
+from sqlalchemy import BigInteger, ColumnElement, Interval, and_, case, cast, extract, func, literal_column
 
 from ..parts.types import Types
+
+_SECOND = literal_column("INTERVAL '1 second'", Interval())
 
 
 class PostgreSQLTypes(Types):
@@ -15,8 +17,8 @@ class PostgreSQLTypes(Types):
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         # not clock_timestamp(): a volatile function cannot bound an index scan
         now = func.pg_catalog.statement_timestamp()
-        parts = [literal_column("0", Integer)] * 6  # years, months, weeks, days, hours, minutes
-        return now if seconds is None else now + func.pg_catalog.make_interval(*parts, seconds, type_=Interval())
+        # not make_interval(), which CockroachDB lacks; both round the product to the nearest microsecond
+        return now if seconds is None else now + seconds * _SECOND
 
     def default(self) -> ColumnElement[Any]:
         return func.current_timestamp()  # the column stores the zone
@@ -28,4 +30,5 @@ class PostgreSQLTypes(Types):
 
 
 def _is_finite(moment: ColumnElement[Any]) -> ColumnElement[bool]:
-    return func.pg_catalog.isfinite(cast(moment, moment.type), type_=Boolean())
+    given = cast(moment, moment.type)  # not isfinite(), which CockroachDB lacks
+    return and_(given > literal_column("'-infinity'"), given < literal_column("'infinity'"))

