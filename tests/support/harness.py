@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 SESSION_OPTIONS: Mapping[str, Any] = {"expire_on_commit": False}
 ROWS_A_STATEMENT = 10_000
+OBSERVED = ("before_cursor_execute", "after_cursor_execute", "commit")
 
 
 class LoopThread:
@@ -119,6 +120,11 @@ class Database:
         """Always sync, whatever the sessions are: for plain checks and DDL."""
         self.bind: Engine | AsyncEngine = _bind(case, url, is_async, options)
         """The engine of the sessions."""
+        self.observers: dict[str, tuple[Callable[..., None], ...]] = dict.fromkeys(OBSERVED, ())
+        """Functions that are called on these events of `bind`. They may be replaced while other threads use the engine;
+        SQLAlchemy's own listeners may not, since its threads iterate over them."""
+        for name in OBSERVED:
+            event.listen(self.session_engine, name, partial(self._call_observers, name))
         self._loop = loop
         self._actors: list[Actor] = []
         self._variants: list[Database] = []
@@ -160,6 +166,10 @@ class Database:
             given = [{**moments, **row} for row in rows]
             for start in range(0, len(given), ROWS_A_STATEMENT):
                 connection.execute(insert(model), given[start : start + ROWS_A_STATEMENT])
+
+    def _call_observers(self, name: str, *arguments: Any) -> None:
+        for observer in self.observers[name]:
+            observer(*arguments)
 
     def end_test(self) -> None:
         while self._actors:

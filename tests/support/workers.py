@@ -12,7 +12,7 @@ from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
 
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from sqlqueue import Worker, current_job
 from tests.support.harness import Database
@@ -149,14 +149,15 @@ def seen(db: Database, name: str) -> Iterator[list[Any]]:
     """Yield the list of these events on the engine of the sessions of `db`."""
     found: list[Any] = []
 
-    def listener(*arguments: Any, **_: Any) -> None:
+    def observe(*arguments: Any) -> None:
         found.append(arguments)
 
-    event.listen(db.session_engine, name, listener)
+    before = db.observers[name]
+    db.observers[name] = (*before, observe)
     try:
         yield found
     finally:
-        event.remove(db.session_engine, name, listener)
+        db.observers[name] = before
 
 
 def nothing(*_: Any) -> None:
