@@ -178,7 +178,7 @@ def _print_past(past: Sequence[PastAttempt]) -> None:
         took = "" if each.took is None else f", after {spoken(each.took)}"
         by = "" if each.claimed_by is None else f" on {readable(each.claimed_by)}"
         reason = "" if each.error is None else f": {each.error.partition(chr(10))[0]}"
-        say(f"\nAttempt {each.attempt} {each.outcome}{by} at {moment_text(each.finished_at)}{took}{reason}")
+        say(f"\nAttempt {each.attempt} {readable(each.outcome)}{by} at {moment_text(each.finished_at)}{took}{reason}")
         for line in (each.traceback or "").splitlines():
             say(f"  {line}")
 

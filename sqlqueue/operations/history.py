@@ -29,6 +29,7 @@ from .unreadable import Shown, moments_read
 
 DEFAULT_LIMIT = 100
 """The number of attempts that :func:`history` returns by default."""
+_OUTCOMES = {outcome.value: outcome for outcome in AttemptOutcome}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class PastAttempt:
 
     attempt: int
     """Its number, starting at 1."""
-    outcome: AttemptOutcome
-    """How it ended."""
+    outcome: AttemptOutcome | str
+    """How it ended; the stored text if it is none of these outcomes, as a newer release may have stored it."""
     claimed_by: str | None
     """The name of the claimer; ``None`` if the settled claim did not contain it."""
     started_at: datetime | None
@@ -87,7 +88,9 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAU
 
     rows = moments_read(adapter, session, spec, asked)
     found = (dict(zip(names, row, strict=True)) for row in rows)
-    return [PastAttempt(**{**values, "outcome": AttemptOutcome(values["outcome"])}) for values in found]
+    return [
+        PastAttempt(**{**values, "outcome": _OUTCOMES.get(values["outcome"], values["outcome"])}) for values in found
+    ]
 
 
 def prune_history(

@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 
 from ..dialects.base import Adapter
 from ..dialects.parts.claims import Taking
-from ..dialects.parts.rows import Parameters, Unreadable
+from ..dialects.parts.rows import Parameters
 from ..model.history import history_of
-from ..queue.spec import QueueSpec
 from ..sql.changes import Assignment
 from ..sql.states import is_held
 from ..transaction.connection import open_to_claim
@@ -75,8 +74,6 @@ def take(
             )
             records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
             taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
-            if not assignments and not delete:
-                taken = _counted(session, spec, taken, taking.unreadable)
             if not taking.unreadable:
                 tasks += taken
                 break
@@ -89,21 +86,6 @@ def take(
             if patience.is_over:
                 return tasks
     return tasks
-
-
-def _counted(session: Session, spec: QueueSpec, locked: Sequence[Any], unreadable: list[Unreadable]) -> list[Any]:
-    """Return the tasks whose numbers are numbers, as they are in rows that a claim has written; SQLite stores texts
-    too.  Add the others to ``unreadable``."""
-    counted = list[Any]()
-    for task in locked:
-        numbers = {role: getattr(task, spec.attributes[role]) for role in ("attempt", "claim_token")}
-        odd = [f"{role} is {value!r}" for role, value in numbers.items() if not isinstance(value, int)]
-        if odd:
-            unreadable.append(Unreadable(spec.identity_of(task), TypeError(f"{odd[0]}, which is not an integer")))
-            session.expunge(task)
-        else:
-            counted.append(task)
-    return counted
 
 
 def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:

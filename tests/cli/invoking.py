@@ -50,4 +50,5 @@ def told(db: Database, command: str, *arguments: str, target: str = "Task", driv
 
 def called(db: Database, command: str, *arguments: str, target: str = "Task", driver: str = "sync_driver") -> Any:
     url = db.url.set(drivername=getattr(db.case, driver)).render_as_string(hide_password=False)
-    return CliRunner().invoke(application(), [command, "--url", url, f"tests.support.models:{target}", *arguments])
+    path = target if ":" in target else f"tests.support.models:{target}"
+    return CliRunner().invoke(application(), [command, "--url", url, path, *arguments])

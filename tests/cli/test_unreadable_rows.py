@@ -19,12 +19,13 @@ from sqlqueue.testing import assert_enqueued
 from tests.cli.invoking import told
 from tests.suite.test_unreadable_rows import again, signs, states
 from tests.support.harness import Database
-from tests.support.history import Parcel, archive
+from tests.support.history import Base as History
+from tests.support.history import Parcel, Past, archive, sync_archive
 from tests.support.models import Base, Sign, Task
 from tests.support.rows import PAST
 from tests.worker.test_unreadable_rows import insert_odd_times
 
-__all__ = ["archive"]
+__all__ = ["archive", "sync_archive"]
 
 
 def test_find_leaves_them_out_and_says_so(db: Database, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,6 +120,30 @@ def test_a_history_with_odd_times(archive: Database) -> None:
         (group,) = actor.errors(Parcel)
         assert (group.count, group.attempts) == (number, True)
         assert sum(bucket.failed for bucket in actor.timeline(Parcel)) == 0
+
+
+def test_a_history_with_an_unknown_outcome(sync_archive: Database) -> None:
+    """A newer release may have written it."""
+    with sync_archive.begin() as actor:
+        actor.add(Parcel(id=1))
+        actor.flush()
+        actor.fail(actor.claim(Parcel), "no stamp")
+        actor.release(actor.claim(Parcel))
+    with sync_archive.engine.begin() as connection:
+        connection.execute(update(Past).where(Past.attempt == 1).values(outcome="re\x1bturned"))
+    with sync_archive.begin() as actor:
+        attempts = actor.history(Claim(Parcel, (1,), 0))
+    assert [(each.attempt, each.outcome) for each in attempts] == [(2, "released"), (1, "re\x1bturned")]
+    target = "tests.support.history:Parcel"
+    assert "Attempt 1 re\\x1bturned" in told(sync_archive, "show", "1", target=target)
+    shown = told(sync_archive, "show", "1", "--json", target=target)
+    assert [each["outcome"] for each in shown["history"]] == ["released", "re\x1bturned"]
+    dashboard = Dashboard(sessionmaker(sync_archive.engine), History, authorize=lambda _: Viewer("ada"))
+    with TestClient(dashboard) as client:
+        answer = client.get("/queue/past_parcel/task", params={"key": "1"})
+    assert answer.status_code == 200
+    assert "re\\x1bturned" in answer.text
+    assert "no stamp" in answer.text
 
 
 def test_pauses_with_odd_times(db: Database) -> None:

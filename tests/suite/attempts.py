@@ -25,7 +25,7 @@ def count(db: Database) -> int:
 
 
 def outcomes(attempts: list[PastAttempt]) -> list[tuple[int, str, str | None]]:
-    return [(each.attempt, each.outcome.value, each.error) for each in attempts]
+    return [(each.attempt, str(each.outcome), each.error) for each in attempts]
 
 
 def expire(db: Database, model: Any) -> None:

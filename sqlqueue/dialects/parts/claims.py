@@ -63,11 +63,15 @@ class Claims:
             make = partial(self._writing, spec, count, taking.assignments)
             writing = pick.made.get((self, taking.assignments, count), make)
             rows.execute(session, spec, writing, {**keys.key_names(spec, some), **(taking.parameters or {})})
-        latest = not taking.assignments
-        tasks = rows.load(session, spec, identities, taking.options, latest=latest, unreadable=taking.unreadable)
+        tasks = self._load(session, taking, identities)
         if taking.delete:
             rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
+
+    def _load(self, session: Session, taking: Taking, identities: Sequence[Identity]) -> list[Any]:
+        """Load the instances of rows that are locked, and written unless they are to be deleted."""
+        spec, latest = taking.pick.spec, not taking.assignments
+        return self.rows.load(session, spec, identities, taking.options, latest=latest, unreadable=taking.unreadable)
 
     def take_seen(self, session: Session, taking: Taking) -> list[Any]:
         """Do the work of :meth:`take` for a divided pick, by primary key: read rows without locks, then take some until
