@@ -20,7 +20,7 @@ from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Base, DataBase, Document, Listing, QueuePause, Seat, Task
+from tests.support.models import Base, Chore, DataBase, Document, Listing, QueuePause, Report, Seat, Task
 
 
 class ProgrammingError(Exception):
@@ -53,28 +53,98 @@ def test_the_edition_is_queried_if_the_version_does_not_tell(version: tuple[int,
     assert sum("serverproperty" in statement for statement in log) == asked
 
 
-def found(has_versions: bool, is_forced: bool) -> list[tuple[str, str, str]]:
+SNAPSHOTS, NO_ROWS = ("sys.databases", ("my shop", True, False)), ("referencing_entities",)
+STATE = "databasepropertyex"
+TABLE = (NO_ROWS, ("allow_row_locks",), ("objectproperty(object_id", (1,)), ("has_perms_by_name", (1,)))
+
+
+def found(*answers: tuple[Any, ...], of: type[Any] | None = None) -> list[tuple[str, str, str, str]]:
+    """Return the findings about the server, or about the table of a model, if statements are answered like this."""
     engine, _ = engine_of()
-    answering(engine, "sys.databases", ("my shop", has_versions, is_forced))
+    for part, *rows in ((STATE, ("READ_WRITE", None, 5496)), SNAPSHOTS, *TABLE, *answers):
+        answering(engine, part, *rows)
     with engine.connect() as connection:
-        findings = adapter_for(engine.dialect).server.findings(connection)
-        return [(finding.severity, finding.code, finding.fix) for finding in findings]
+        server = adapter_for(engine.dialect).server
+        findings = server.findings(connection) if of is None else server.table_findings(connection, of.__queue_spec__)
+        return [(finding.severity, finding.code, finding.message, finding.fix) for finding in findings]
 
 
 def test_a_database_without_row_versions_is_an_error() -> None:
-    ((severity, code, fix),) = found(has_versions=False, is_forced=False)
+    ((severity, code, _, fix),) = found(("sys.databases", ("my shop", False, False)))
     assert (severity, code) == ("error", "no-row-versions")
     assert fix.startswith("ALTER DATABASE [my shop] SET READ_COMMITTED_SNAPSHOT ON")
 
 
 def test_a_database_that_forces_parameterization_causes_a_warning() -> None:
-    ((severity, code, fix),) = found(has_versions=True, is_forced=True)
+    ((severity, code, _, fix),) = found(("sys.databases", ("my shop", True, True)))
     assert (severity, code) == ("warning", "forced-parameters")
     assert fix == "ALTER DATABASE [my shop] SET PARAMETERIZATION SIMPLE"
 
 
-def test_a_healthy_database_has_no_findings() -> None:
-    assert found(has_versions=True, is_forced=False) == []
+@pytest.mark.parametrize("optimized", [None, 0])  # unknown before SQL Server 2025
+def test_a_healthy_database_has_no_findings(optimized: int | None) -> None:
+    assert found((STATE, ("READ_WRITE", optimized, 5496))) == []
+
+
+def test_optimized_locking_is_noted() -> None:
+    ((severity, code, _, fix),) = found((STATE, ("READ_WRITE", 1, 5496)))
+    assert (severity, code) == ("note", "optimized-locking")
+    assert "ALTER DATABASE [my shop] SET OPTIMIZED_LOCKING = OFF" in fix
+
+
+@pytest.mark.parametrize(("bit", "severity", "option"), [(512, "error", "NOCOUNT"), (16384, "warning", "XACT_ABORT")])
+def test_options_that_a_session_begins_with(bit: int, severity: str, option: str) -> None:
+    ((found_severity, code, message, fix),) = found((STATE, ("READ_WRITE", None, 5496 | bit)))
+    assert (found_severity, code) == (severity, "session-options")
+    assert message.startswith(f"{option} is on")
+    assert fix.startswith(f"SET {option} OFF")
+
+
+def test_a_healthy_table_has_no_findings() -> None:
+    assert found(of=Task) == []
+
+
+def test_modules_whose_writes_filtered_indexes_refuse() -> None:
+    ((severity, code, message, fix),) = found(("referencing_entities", ("dbo.sweep",), ("dbo.old",)), of=Task)
+    assert (severity, code) == ("warning", "set-options")
+    assert message.startswith("dbo.old, dbo.sweep had QUOTED_IDENTIFIER or ANSI_NULLS off")
+    assert fix.startswith("SET QUOTED_IDENTIFIER ON")
+
+
+def test_modules_are_sought_by_the_full_name_of_the_table() -> None:
+    engine, _ = engine_of()
+    asked: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.extend(str(value) for value in parameters.values() if "referencing_entities" in statement)
+
+    engine.dialect.default_schema_name = "my shop"
+    with engine.connect() as connection:
+        list(adapter_for(engine.dialect).server.table_findings(connection, Task.__queue_spec__))
+    assert "[my shop].task" in asked
+
+
+def test_a_table_that_was_created_without_ansi_nulls() -> None:
+    ((severity, code, _, fix),) = found(("objectproperty(object_id", (0,)), of=Task)
+    assert (severity, code) == ("warning", "ansi-nulls")
+    assert "SET ANSI_NULLS ON" in fix
+    assert found(("objectproperty(object_id", (None,)), of=Task) == []  # where the property is unknown
+
+
+def test_an_index_without_row_locks() -> None:
+    ((severity, code, message, fix),) = found(("allow_row_locks", ("my index",)), of=Task)
+    assert (severity, code) == ("error", "no-row-locks")
+    assert "my index" in message
+    assert fix == "ALTER INDEX [my index] ON task SET (ALLOW_ROW_LOCKS = ON)"
+
+
+@pytest.mark.parametrize(("model", "codes"), [(Report, ["missing-privilege"]), (Chore, []), (Task, [])])
+def test_declared_keys_need_alter(model: type[Any], codes: list[str]) -> None:
+    """SQLAlchemy sets IDENTITY_INSERT for them; a unique key needs none."""
+    findings = found(("has_perms_by_name", (0,)), of=model)
+    assert [code for _, code, _, _ in findings] == codes
+    assert all("autoincrement=False" in fix for *_, fix in findings)
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -178,7 +248,9 @@ def test_text_for_wide_columns_is_sent_as_wide() -> None:
         narrow.update(name for kind, name in typed if getattr(kind, "length", None) not in OWN)
 
     statements(engine, log)
-    words = {"databasepropertyex", "has_perms_by_name"}  # parameters of the library's own queries
+    # parameters of the library's own queries
+    words = {"databasepropertyex", "has_perms_by_name", "objectproperty", "object_schema_name"}
+    words |= {"dm_sql_referencing_entities", "referencing_class_desc"}
     assert {re.sub(r".* |_\d+$|\)s$", "", name) for name in narrow} == words
 
 

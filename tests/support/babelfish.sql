@@ -30,11 +30,15 @@ SELECT x.indrelid::int AS object_id,
     left(i.relname::text, 31), md5(concat(left(i.relname::text, n), t.relname, md5(left(i.relname::text, n)))))
   ), i.relname::text)::sys.nvarchar(128) COLLATE sys.database_default AS name,
  x.indisunique::int AS is_unique, x.indisprimary::int AS is_primary_key, 0 AS is_disabled,
- 2 - x.indisclustered::int AS type,
+ 2 - x.indisclustered::int AS type, 1 AS allow_row_locks,
  regexp_replace(replace(pg_get_expr(x.indpred, x.indrelid), '::"varchar"', ''), '= ANY \(ARRAY\[(.*?)\]\)', 'IN (\1)',
   'g')::sys.nvarchar COLLATE sys.database_default AS filter_definition
 FROM pg_catalog.pg_index x
 JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid JOIN pg_catalog.pg_class t ON t.oid = x.indrelid;
+-- It keeps no settings of procedures and triggers, and its filtered indexes refuse no writes.
+CREATE FUNCTION sys.dm_sql_referencing_entities(sys.nvarchar, sys.nvarchar)
+RETURNS TABLE (referencing_id int, referencing_class_desc sys.nvarchar(60)) LANGUAGE sql AS
+$$ SELECT 0, ''::sys.nvarchar(60) WHERE false $$;
 -- It has other numbers of indexes than the rest of the catalog.
 CREATE VIEW sys.sqlqueue_key_constraints AS
 SELECT conname::sys.nvarchar(128) COLLATE sys.database_default AS name, oid::int AS object_id,

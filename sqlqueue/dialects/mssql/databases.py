@@ -1,10 +1,10 @@
-"""Checks the state and settings of the connected database."""
+"""Checks the state and settings of the connected database, and the options of the session."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import Boolean, Connection, String, cast, column, func, select, table
+from sqlalchemy import Boolean, Connection, Integer, String, cast, column, func, literal_column, select, table
 from sqlalchemy.dialects import mssql
 
 from ...queue.findings import Finding, Severity
@@ -18,13 +18,31 @@ _DATABASES = table(
     column("is_parameterization_forced", Boolean),
     schema="sys",
 )
+_OPTIONS = {
+    512: (
+        Severity.ERROR,
+        "NOCOUNT",
+        "the driver does not tell how many rows a statement has changed, so pauses, registrations of workers and"
+        " changes of tasks fail, or are taken for something else",
+    ),
+    16384: (
+        Severity.WARNING,
+        "XACT_ABORT",
+        "a duplicate ends the whole transaction instead of its statement, so enqueue(on_conflict=...) fails"
+        " (error 3930)",
+    ),
+}
+"""Options of sessions that are off by default, by their bits in @@OPTIONS.
+https://learn.microsoft.com/en-us/sql/database-engine/configure-windows/configure-the-user-options-server-configuration-option"""
 
 
 def findings_of_database(connection: Connection) -> Iterator[Finding]:
-    """Yield the problems of the connected database."""
-    # cast from sql_variant, which not every driver can read
-    answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
-    if connection.scalar(select(answer)) == "READ_ONLY":
+    """Yield the problems of the connected database and of this session."""
+    # cast from sql_variant, which not every driver can read; an unknown property is NULL
+    updateability = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
+    optimized = cast(func.databasepropertyex(func.db_name(), "IsOptimizedLockingOn"), Integer)
+    state = connection.execute(select(updateability, optimized, literal_column("@@OPTIONS", Integer))).one()
+    if state[0] == "READ_ONLY":
         yield read_only("this database is read-only, as a secondary is", "connect to the primary")
     # by name: on Azure, db_id() differs from this view's id
     asked = select(_DATABASES).where(_DATABASES.c.name == func.db_name())
@@ -43,3 +61,15 @@ def findings_of_database(connection: Connection) -> Iterator[Finding]:
             )
             fix = f"ALTER DATABASE {_QUOTE(name)} SET PARAMETERIZATION SIMPLE"
             yield Finding(severity=Severity.WARNING, code="forced-parameters", message=message, fix=fix)
+        if state[1]:
+            message = (
+                "optimized locking is on, with which no claim has ever been tested: a lock of the transaction, not"
+                " one of each row, protects the rows that it has changed"
+            )
+            fix = f"nothing, or, where the server allows it, ALTER DATABASE {_QUOTE(name)} SET OPTIMIZED_LOCKING = OFF"
+            yield Finding(severity=Severity.NOTE, code="optimized-locking", message=message, fix=fix)
+    for bit, (severity, option, outcome) in _OPTIONS.items():
+        if state[2] & bit:
+            message = f"{option} is on when a session begins: {outcome}"
+            fix = f"SET {option} OFF on each new connection, or take {bit} out of sp_configure 'user options'"
+            yield Finding(severity=severity, code="session-options", message=message, fix=fix)

@@ -14,8 +14,11 @@ from sqlalchemy.types import TypeEngine
 from ..naming import live_name
 from ..parts.schema import Schema
 
-_INDEXES = table(
-    "indexes", *map(column, ("object_id", "index_id", "is_disabled")), column("name", String), schema="sys"
+INDEXES = table(
+    "indexes",
+    *map(column, ("object_id", "index_id", "is_disabled", "allow_row_locks")),
+    column("name", String),
+    schema="sys",
 )
 _COLUMNS = table(
     "columns", column("object_id"), *(column(name, String) for name in ("name", "collation_name")), schema="sys"
@@ -35,12 +38,12 @@ class SQLServerSchema(Schema):
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
         name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
-        same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
-        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(connection, table))
+        same = (_KEYS.c.object_id == INDEXES.c.object_id) & (_KEYS.c.index_id == INDEXES.c.index_id)
+        terms = select(INDEXES.c.name, name).join_from(INDEXES, _KEYS, same).where(is_of(connection, table))
         return {(index, each) for index, each in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        disabled = select(_INDEXES.c.name).where(_is_of(connection, table), _INDEXES.c.is_disabled == 1)
+        disabled = select(INDEXES.c.name).where(is_of(connection, table), INDEXES.c.is_disabled == 1)
         return connection.scalars(disabled).all()
 
     def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
@@ -66,5 +69,6 @@ def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
     return literal(live_name(connection, table), Unicode())
 
 
-def _is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
-    return _INDEXES.c.object_id == func.object_id(name_of(connection, table))
+def is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
+    """Return the criterion of the table's indexes."""
+    return INDEXES.c.object_id == func.object_id(name_of(connection, table))

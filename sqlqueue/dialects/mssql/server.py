@@ -12,7 +12,7 @@ from ...queue.findings import Finding
 from ...queue.spec import QueueSpec
 from ..parts.server import Server
 from .databases import findings_of_database
-from .schema import name_of
+from .tables import findings_of_table, may
 
 _ALWAYS_NEW = ("5", "8", "12")
 """Editions whose version number is meaningless: Azure SQL Database, Azure SQL Managed Instance, Fabric.
@@ -34,13 +34,15 @@ class SQLServerServer(Server):
     def findings(self, connection: Connection) -> Iterator[Finding]:
         yield from findings_of_database(connection)
 
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        yield from findings_of_table(connection, spec)
+
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         # privileges on the whole table; those on single columns are not considered
-        name = name_of(connection, spec.table)
         asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
         granted = connection.execute(
-            select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
+            select(*(may(connection, spec, privilege).label(privilege) for privilege in asked))
         ).one()
         return [privilege for privilege, has in zip(asked, granted, strict=True) if not has]

@@ -1,0 +1,83 @@
+"""Checks a table's settings, its indexes, and the procedures and triggers that refer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, String, Unicode, func, literal, or_, select
+
+from ...queue.findings import Finding, Severity
+from ...queue.spec import QueueSpec
+from ..naming import live_name, plain
+from .schema import INDEXES, is_of, name_of
+
+
+def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield the problems of a queue's existing table."""
+    has_ansi_nulls = func.objectproperty(func.object_id(name_of(connection, spec.table)), "IsAnsiNullsOn")
+    if connection.scalar(select(has_ansi_nulls)) == 0:  # NULL where the property is unknown
+        message = (
+            f"{spec.table.fullname} was created with ANSI_NULLS off, which filtered indexes do not allow: creating"
+            " them fails (error 1935)"
+        )
+        fix = "copy its rows into a table that is created with SET ANSI_NULLS ON"
+        yield Finding.of(spec, Severity.WARNING, "ansi-nulls", message, fix)
+    if modules := _unsuited_modules(connection, spec):
+        message = (
+            f"{', '.join(modules)} had QUOTED_IDENTIFIER or ANSI_NULLS off when created: what they write to"
+            f" {spec.table.fullname} fails (error 1934) because of its filtered indexes"
+        )
+        fix = "SET QUOTED_IDENTIFIER ON, SET ANSI_NULLS ON, and then ALTER each with the definition that it has"
+        yield Finding.of(spec, Severity.WARNING, "set-options", message, fix)
+    name = live_name(connection, spec.table)
+    without = select(INDEXES.c.name).where(is_of(connection, spec.table), INDEXES.c.allow_row_locks == 0)
+    for index in connection.scalars(without.where(INDEXES.c.name.is_not(None)).order_by(INDEXES.c.name)):
+        message = (
+            f"the index {index} of {spec.table.fullname} has ALLOW_ROW_LOCKS off: claims and writes lock whole pages"
+            " of it, and wait for each other instead of skipping rows, so leases expire, and a task may run twice"
+        )
+        fix = f"ALTER INDEX {plain(connection.dialect, index)} ON {name} SET (ALLOW_ROW_LOCKS = ON)"
+        yield Finding.of(spec, Severity.ERROR, "no-row-locks", message, fix)
+    if _sets_identities(spec) and not connection.scalar(select(may(connection, spec, "ALTER"))):
+        key = getattr(spec.table.autoincrement_column, "name", None)
+        message = (
+            f"this account lacks ALTER on {spec.table.fullname}, without which declare_schedules() cannot insert"
+            f" tasks whose {key} it is given (SET IDENTITY_INSERT)"
+        )
+        fix = (
+            f"declare {key} as mapped_column(primary_key=True, autoincrement=False), or derive the model from"
+            f" UniqueMixin and declare tasks by unique_key, or GRANT ALTER ON {name} to this account"
+        )
+        yield Finding.of(spec, Severity.WARNING, "missing-privilege", message, fix)
+
+
+def may(connection: Connection, spec: QueueSpec, privilege: str) -> Any:
+    """Return the expression for whether this account has a privilege on the whole table."""
+    return func.has_perms_by_name(name_of(connection, spec.table), "OBJECT", privilege)
+
+
+def _unsuited_modules(connection: Connection, spec: QueueSpec) -> Sequence[str]:
+    """Return the procedures, functions and triggers that refer to the table, and were created with settings under which
+    it cannot be written; those that this account can see."""
+    # sys.sql_expression_dependencies is for owners of the database only, and this function for all
+    schema = connection.schema_for_object(spec.table) or connection.dialect.default_schema_name or ""
+    name = ".".join(plain(connection.dialect, part) for part in (schema, spec.table.name))
+    referring = func.sys.dm_sql_referencing_entities(literal(name, Unicode()), "OBJECT").table_valued(
+        "referencing_id", "referencing_class_desc", name="referring"
+    )
+    module = referring.c.referencing_id
+    is_off = (func.objectproperty(module, f"ExecIs{each}On") == 0 for each in ("QuotedIdent", "AnsiNulls"))
+    full_name = func.object_schema_name(module, type_=String) + "." + func.object_name(module, type_=String)
+    found = select(full_name).where(
+        referring.c.referencing_class_desc == "OBJECT_OR_COLUMN",
+        or_(*is_off),
+        func.objectproperty(module, "IsView") == 0,  # a view writes nothing
+    )
+    return sorted(set(connection.scalars(found)))
+
+
+def _sets_identities(spec: QueueSpec) -> bool:
+    """Return whether declared schedules give their tasks keys that the server generates otherwise."""
+    key = spec.table.autoincrement_column
+    return "schedule" in spec.columns and "unique_key" not in spec.columns and key is not None
