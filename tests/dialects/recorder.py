@@ -143,3 +143,12 @@ def _json(engine: Engine, name: str, kind: Any) -> Any:
         return None
     is_decoded = kind.dialect_impl(engine.dialect).result_processor(engine.dialect, None) is None
     return HANDLERS if is_decoded else json.dumps(HANDLERS)
+
+
+def answering(engine: Engine, part: str, *rows: tuple[Any, ...]) -> None:
+    """Return these rows for statements that contain `part`."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def answer(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if part in statement:
+            cursor.rows = list(rows)

@@ -18,7 +18,7 @@ from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
-from tests.dialects.recorder import recording_engine
+from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Base, Chore, DataBase, Document, Listing, QueuePause, Report, Seat, Task
 
@@ -29,15 +29,6 @@ class ProgrammingError(Exception):
 
 def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[str]]:
     return recording_engine(ENGINES["mssql"][0], version)
-
-
-def answering(engine: Engine, part: str, *rows: tuple[Any, ...]) -> None:
-    """Return these rows for statements that contain `part`."""
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def answer(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if part in statement:
-            cursor.rows = list(rows)
 
 
 # -- which server ------------------------------------------------------------------------------------------------------
