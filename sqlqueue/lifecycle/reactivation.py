@@ -25,28 +25,12 @@ def fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
     return raised(spec["attempt"], spec.options.max_attempts)
 
 
-def replacing(
-    spec: QueueSpec,
-    names: Iterable[str],
-    proposed: Proposed,
-    *,
-    rerun: bool,
-    version: Column[Any] | None = None,
-) -> list[Assignment]:
-    """Return the assignments to an existing row that an insert conflicts with: columns ``names``, and reactivation.
+def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, rerun: bool) -> list[Assignment]:
+    """Return the assignments to an existing row that an insert conflicts with: columns ``given``, and reactivation.
 
-    A running row continues its run; ``rerun`` clears its ``claimed_at``, which makes completion run it again.  With
-    a ``version``, the assignments change nothing unless the proposed version is greater.
+    A running row continues its run; ``rerun`` clears its ``claimed_at``, which makes completion run it again.
     """
-    assignments = _replacing(spec, set(names), proposed, rerun=rerun)
-    if version is None:
-        return assignments
-    newer = or_(version.is_(None), proposed(version.name) > version)
-    guarded = [(column, case((newer, value), else_=column)) for column, value in assignments if column is not version]
-    return [*guarded, (version, case((newer, proposed(version.name)), else_=version))]
-
-
-def _replacing(spec: QueueSpec, names: set[str], proposed: Proposed, *, rerun: bool) -> list[Assignment]:
+    names = set(given)
     kinds = kinds_of(spec)
     own = {"status", "available_at", "max_attempts", *(kind.placed_by for kind in kinds if kind.placed_by)}
     queue = {spec[role].name for role in own}
@@ -69,6 +53,18 @@ def _replacing(spec: QueueSpec, names: set[str], proposed: Proposed, *, rerun: b
         *assigned(kind.placed(spec, names, proposed, None if rerun else running) for kind in kinds),
         (spec["status"], case((stays, spec["status"]), else_=status)),
     ]
+
+
+def is_newer(version: Column[Any], proposed: Proposed) -> Criterion:
+    """Return the criterion of rows with a lesser ``version`` than the one that an insert proposes, or none."""
+    return or_(version.is_(None), proposed(version.name) > version)
+
+
+def guarded(assignments: Iterable[Assignment], version: Column[Any], proposed: Proposed) -> list[Assignment]:
+    """Return the ``assignments`` of an upsert, which change nothing unless the row :func:`is_newer`."""
+    newer = is_newer(version, proposed)
+    values = [(column, case((newer, value), else_=column)) for column, value in assignments if column is not version]
+    return [*values, (version, case((newer, proposed(version.name)), else_=version))]
 
 
 def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, literal_column, null, or_, select
+from sqlalchemy import Column, ColumnElement, Integer, and_, case, insert, literal, literal_column, null, or_, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from .._support.error_text import key_text
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..dialects.parts.inserts import Replacement
-from ..lifecycle.reactivation import replacing, unique_by
+from ..lifecycle.reactivation import guarded, is_newer, replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.changes import UniqueBy, write
 from ..transaction.ledger import ledger_of
@@ -99,7 +99,7 @@ class Conflicts:
         # with two keys, an upsert on one can fail on the other if both are inserted concurrently
         # no upsert has a condition on every engine
         can_upsert = len(ways) == 1 and (replacements[0] is None or not self.scope)
-        statement = adapter.inserts.upsert(spec, ways[0], replacements[0]) if can_upsert else None
+        statement = adapter.inserts.upsert(spec, ways[0], self._guarded(replacements[0])) if can_upsert else None
         if statement is not None:
             if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
                 rows = self._not_there(session, rows, ways[0], replacements[0], common)
@@ -149,9 +149,13 @@ class Conflicts:
         given = [name for name in names if name not in keys]
         rerun = self.on_conflict == "rerun"
         changed = _next_version(self.spec) if self.version is not self.spec.mapper.version_id_col else {}
-        return lambda proposed: replacing(
-            self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun, version=self.version
-        )
+        return lambda proposed: replacing(self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun)
+
+    def _guarded(self, replace: Replacement | None) -> Replacement | None:
+        version = self.version
+        if replace is None or version is None:
+            return replace
+        return lambda proposed: guarded(replace(proposed), version, proposed)
 
     def _update_or_insert(
         self, session: Session, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]
@@ -215,14 +219,26 @@ class Conflicts:
     def _update(
         self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement
     ) -> bool:
-        adapter, spec = self.adapter, self.spec
+        """Update the row with one of these keys that is still ``mine``, unless it is newer; return whether there is
+        one.
+        """
+        adapter, spec, proposed = self.adapter, self.spec, _literals(self.spec, row)
         same = and_(adapter.keys.key_in(spec, keys), mine)
-        update = write(spec, and_(same, *self.scope), replace(_literals(spec, row)))
-        if adapter.rows.count(session, spec, adapter.keys.by_key(spec, update)):
+        newer = None if self.version is None else is_newer(self.version, proposed)
+        # in the criterion, since Oracle has no CASE of a LOB and a parameter
+        chosen = and_(same, *self.scope, *([] if newer is None else [newer]))
+        if adapter.rows.count(session, spec, adapter.keys.by_key(spec, write(spec, chosen, replace(proposed)))):
+            return True
+        if newer is not None and self._is_late(session, and_(same, *self.scope), newer):
             return True
         if self.scope and adapter.rows.exists(session, spec, same):
             raise hidden(spec, row)
         return False
+
+    def _is_late(self, session: Session, same: Criterion, newer: Criterion) -> bool:
+        """Return whether there is such a row and ``newer`` does not hold, in its latest version, which is locked."""
+        told = select(case((newer, literal_column("1")), else_=literal_column("0"))).where(same).with_for_update()
+        return self.adapter.rows.execute(session, self.spec, self.adapter.keys.by_key(self.spec, told)).scalar() == 0
 
 
 def _key_of(row: Row, by: UniqueBy) -> _Key:

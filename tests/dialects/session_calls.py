@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement
 import sqlqueue
 from sqlqueue import Claim, QueueSession, Status
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.conflicts import Conflicts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, postpone, promote
@@ -105,11 +106,13 @@ def keyed() -> Iterator[tuple[str, Call]]:
                 f"{name}, {on_conflict})",
                 lambda s, c=on_conflict, k=key: s.enqueue(Listing, [{**k, "version": 7}], on_conflict=c),
             )
-        yield f"{name}, version)", lambda s, k=key: s.enqueue(Listing, [{**k, "version": 7}], **version)
+        newer = {**key, "version": 7, "description": "x"}
+        yield f"{name}, version)", lambda s, r=newer: s.enqueue(Listing, [r], **version)
         yield (
             f"{name}, delay)",
             lambda s, k=key: s.enqueue(Listing, [{**k, "version": 7}], on_conflict="replace", delay=MINUTE),
         )
+    yield "Listing.enqueue(late)", _enqueue_late
     yield "Film.enqueue(rerun)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="rerun")
     yield "Film.enqueue(replace)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="replace")
     yield "Listing.claim", lambda s: s.claim(Listing)
@@ -120,6 +123,13 @@ def keyed() -> Iterator[tuple[str, Call]]:
     yield "Listing.rerun(limit)", lambda s: s.rerun(Listing, limit=9)
     yield "Listing.rescue", lambda s: s.rescue(Listing)
     yield "Listing.cancel(where)", lambda s: s.cancel(Listing, Listing.unique_key == "a")
+
+
+def _enqueue_late(session: QueueSession) -> None:
+    """Send the query that follows an update which has changed no row."""
+    spec, adapter = Listing.__queue_spec__, adapter_for(session.get_bind().dialect)
+    conflicts = Conflicts(adapter, spec, on_conflict="replace", version=spec.table.c.version, scope=())
+    conflicts._is_late(session, Listing.id == 7, Listing.version < 7)
 
 
 def staged() -> Iterator[tuple[str, Call]]:

@@ -146,7 +146,11 @@ def test_workers_are_notified_of_a_rerun(
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])
-@pytest.mark.parametrize(("kind", "key"), [("version", {"id": 1}), ("changed_at", {"unique_key": "a"})])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("version", {"id": 1}), ("changed_at", {"unique_key": "a"}), ("version", {"id": 1, "unique_key": "a"})],
+    ids=["primary", "unique", "both"],
+)
 def test_older_versions_change_nothing(db: Database, key: dict[str, Any], running: bool, kind: str) -> None:
     first = datetime(2026, 1, 1)
     values = [first + timedelta(days=n) if kind == "changed_at" else n for n in range(4)]
@@ -156,14 +160,14 @@ def test_older_versions_change_nothing(db: Database, key: dict[str, Any], runnin
     task = claim(db) if running else None
 
     def enqueue(number: int, priority: int) -> RowMapping:
-        row = {**key, kind: values[number], "priority": priority}
+        row = {**key, kind: values[number], "priority": priority, "description": str(priority) * 5_000}
         with db.begin() as actor:
             actor.enqueue(Listing, [row], on_conflict="rerun", version=version)
         return listing(db)
 
     assert (enqueue(1, 1)[kind], listing(db)["priority"]) == (values[1], 1)
     before = enqueue(2, 2)
-    assert (before[kind], before["priority"]) == (values[2], 2)
+    assert (before[kind], before["priority"], before["description"]) == (values[2], 2, "2" * 5_000)
     assert enqueue(2, 3) == before
     assert enqueue(1, 4) == before
     if not running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import DateTime, Identity, Integer, String
+from sqlalchemy import DateTime, Identity, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import (
@@ -38,6 +38,7 @@ class Listing(UniqueMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     version: Mapped[int | None] = mapped_column(Integer)
     changed_at: Mapped[datetime | None] = mapped_column(DateTime)
+    description: Mapped[str | None] = mapped_column(Text)
 
 
 class Film(StageMixin, UniqueMixin, ResultMixin, Base):

@@ -1,0 +1,62 @@
+"""Rules that the text of every pinned statement follows, for engines on which the statements have never run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from sqlalchemy.dialects import oracle
+
+from tests.dialects.catalog import BASES
+from tests.dialects.test_pinned import PINNED
+
+TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
+
+
+def pinned(engine: str) -> dict[str, str]:
+    statements: dict[str, str] = json.loads((PINNED / f"{engine}.json").read_text())
+    return {name: sql for name, sql in statements.items() if not name.startswith(("create ", "check "))}
+
+
+def results(sql: str) -> Iterator[list[str]]:
+    """Yield the results of each CASE, with those of a CASE that is itself a result."""
+    open_: list[list[str]] = []
+    begun: list[int] = []
+    for word in re.finditer(r"'[^']*'|\b(?:CASE|WHEN|THEN|ELSE|END)\b", sql):
+        if word[0] == "CASE":
+            open_.append([])
+            begun.append(-1)
+        elif word[0][0] != "'" and open_:
+            if begun[-1] >= 0 and word[0] != "THEN":
+                open_[-1].append(sql[begun[-1] : word.start()].strip())
+            begun[-1] = word.end() if word[0] in ("THEN", "ELSE") else -1
+            if word[0] == "END":
+                begun.pop()
+                found = open_.pop()
+                yield found
+                if begun and begun[-1] >= 0 and sql[begun[-1] : word.end()].lstrip().startswith("CASE"):
+                    open_[-1] += found
+                    begun[-1] = -1
+
+
+def test_no_case_mixes_texts_of_different_types() -> None:
+    """The results of a CASE have one type: ORA-00932 for a LOB and another text, ORA-12704 for NVARCHAR2 and another.
+
+    A parameter has the type that SQLAlchemy gives it, which is never a LOB.
+    """
+    cases = [(name, case) for name, sql in pinned("oracle").items() for case in results(sql)]
+    texts = [(name, set(map(_text_type, case)) - {None}) for name, case in cases]
+    assert any("LOB" in types for _, types in texts)
+    assert [name for name, types in texts if len(types - {"parameter"}) > 1 or types >= {"LOB", "parameter"}] == []
+
+
+def _text_type(result: str) -> str | None:
+    """Return the type of a text; `None` for NULL and other expressions."""
+    if result.startswith((":", "'")):
+        return "parameter" if result[0] == ":" else "VARCHAR2"
+    table, _, column = result.replace('"', "").partition(".")
+    if table not in TABLES or column not in TABLES[table].c:
+        return None
+    kind = str(TABLES[table].c[column].type.compile(dialect=oracle.dialect())).partition("(")[0]
+    return "LOB" if kind in ("CLOB", "NCLOB", "BLOB", "JSON") else kind
