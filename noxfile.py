@@ -32,10 +32,9 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# Tests of what surrounds the queues (the dashboard, the bench, examples, frameworks, further drivers), of a model of
-# locks, of servers that die, and of the program that proves the guarantees: they take as long as the others, and are
-# left to the sessions that CI runs.
-THOROUGH = ("bench", "dashboard", "drivers", "examples", "frameworks", "locking", "outages", "prove")
+# What a queue promises on the engines that are here. Tests of what surrounds the queues (command line, dashboard,
+# checks, SQL tasks, the bench), of engines that are not here, and of servers that die are left to `matrix`.
+PROMISES = ("helpers", "migrations", "model", "outbox", "suite", "worker")
 
 # The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
 SIDE_BY_SIDE = ("-n", "6")
@@ -75,8 +74,8 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, but for the thorough ones of `matrix`, on every engine that is available here."""
-    run_tests(session, SQLALCHEMY["2.1"], without=THOROUGH)
+    """Run the tests of what the queues promise on every engine that is available here; `matrix` runs all tests."""
+    run_tests(session, SQLALCHEMY["2.1"], folders=PROMISES)
 
 
 @nox.session(python=PYTHONS)
@@ -93,14 +92,17 @@ def lowest(session: nox.Session) -> None:
     run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
 
 
-def run_tests(session: nox.Session, *versions: str, without: tuple[str, ...] = ()) -> None:
+def run_tests(session: nox.Session, *versions: str, folders: tuple[str, ...] = ()) -> None:
+    """Run the tests in these folders, in all if there are none, or in those that are given on the command line."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
     # these have their own sessions, with parsers, clusters and type checkers
-    apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py", *without)]
-    command = ("pytest", "-o", f"cache_dir={cache}", *apart)
+    apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
+    command = ["pytest", "-o", f"cache_dir={cache}", *apart]
+    if not any(given.startswith("tests") for given in session.posargs):
+        command += [f"tests/{folder}" for folder in folders]
     # otherwise all processes compile the same modules at the same time
     session.run(*command, "--collect-only", "-qq", *session.posargs, env=COMPILING, silent=True)
     try:

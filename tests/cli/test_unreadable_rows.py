@@ -25,6 +25,8 @@ from tests.support.models import Base, Sign, Task
 from tests.support.rows import PAST
 from tests.worker.test_unreadable_rows import insert_odd_times
 
+pytestmark = pytest.mark.asyncio_once
+
 __all__ = ["archive", "sync_archive"]
 
 
@@ -164,7 +166,6 @@ def test_pauses_with_odd_times(db: Database) -> None:
             actor.execute(delete(Task))
 
 
-@pytest.mark.asyncio_once
 def test_pages_that_end_at_odd_times(db: Database) -> None:
     """All tasks can be reached, although the row at which a page ends cannot be read."""
     insert_odd_times(db, "available_at", "available")

@@ -22,6 +22,8 @@ from tests.support.polling import next_due
 from tests.support.processes import Processes
 from tests.support.rows import PAST, TOMORROW, clock, count, end_leases, row, rows
 
+pytestmark = pytest.mark.asyncio_once
+
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:
     sync_db.insert(Task, rows(1))

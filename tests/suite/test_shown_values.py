@@ -15,6 +15,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Film, Listing, Report, Task, Visit
 from tests.support.rows import PAST
 
+pytestmark = pytest.mark.asyncio_once
+
 TIMES = {"available_at", "finished_at", "claimed_at", "scheduled_for"}
 SETTLE: dict[str, Callable[[Actor, Any], Any]] = {
     "complete": lambda actor, task: actor.complete(task),
@@ -64,7 +66,6 @@ def test_a_settled_instance_shows_what_is_stored(db: Database, how: str, model: 
 
 
 @pytest.mark.parametrize("how", ["retry", "cancel", "discard", "run_now", "rerun"])
-@pytest.mark.asyncio_once
 def test_instances_show_what_a_change_of_many_has_written(db: Database, how: str) -> None:
     status = {"run_now": "scheduled", "retry": "discarded", "rerun": "completed"}.get(how, "available")
     ended = {"finished_at": PAST} if status in ("discarded", "completed") else {}

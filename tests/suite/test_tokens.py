@@ -21,6 +21,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
 from tests.support.rows import count
 
+pytestmark = pytest.mark.asyncio_once
+
 NAME = "mailer 1"
 """The same name for every process."""
 MINUTE = timedelta(minutes=1)

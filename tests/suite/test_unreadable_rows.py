@@ -35,6 +35,8 @@ from tests.support.models import (
 )
 from tests.support.rows import PAST, clock
 
+pytestmark = pytest.mark.asyncio_once
+
 PREFIX = "cannot be read: "
 
 
@@ -202,7 +204,6 @@ def again(db: Database, model: Any = Sign) -> None:
         connection.execute(update(table).where(table.c.status == "scheduled").values(available_at=PAST))
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("method", ["claim_many", "lock", "consume_many"])
 def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) -> None:
     signs(db, "dove")
@@ -352,7 +353,6 @@ def test_unique_tasks_keep_their_keys(db: Database) -> None:
         assert connection.execute(text("SELECT unique_key FROM listing WHERE id = 1")).scalar_one() == "a"
 
 
-@pytest.mark.asyncio_once
 def test_one_line_is_logged_for_each_row(db: Database, caplog: pytest.LogCaptureFixture) -> None:
     signs(db, "dove", "lion")
     for _ in range(3):

@@ -17,6 +17,8 @@ from tests.support.models import Task
 from tests.support.rows import count
 from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
 
+pytestmark = pytest.mark.asyncio_once
+
 EURO = "costs 5 \N{EURO SIGN}"
 
 
