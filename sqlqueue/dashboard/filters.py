@@ -99,7 +99,9 @@ def cursor(position: Position | None) -> str | None:
     """Return a position as text for a URL."""
     if position is None:
         return None
-    texts = [each.isoformat() if isinstance(each, datetime) else str(each) for each in position]
+    texts = [
+        None if each is None else each.isoformat() if isinstance(each, datetime) else str(each) for each in position
+    ]
     return base64.urlsafe_b64encode(json.dumps(texts).encode()).decode().rstrip("=")
 
 
@@ -111,6 +113,10 @@ def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Positio
         texts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (binascii.Error, ValueError, RecursionError) as error:
         raise ArgumentError("this URL does not identify a page of the queue") from error
-    if not isinstance(texts, list) or len(texts) != len(columns) or not all(isinstance(each, str) for each in texts):
+    if (
+        not isinstance(texts, list)
+        or len(texts) != len(columns)
+        or not all(isinstance(each, str | None) for each in texts)
+    ):
         raise ArgumentError("this URL does not identify a page of the queue")
-    return tuple(value(column, each) for column, each in zip(columns, texts, strict=True))
+    return tuple(None if each is None else value(column, each) for column, each in zip(columns, texts, strict=True))

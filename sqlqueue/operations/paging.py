@@ -65,7 +65,7 @@ def page(
         if len(keys) > limit or (end := part.end(adapter, session)) is not None:
             break
     shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1], options)
-    first, last = _position(window, shown), _position(window, shown[::-1])
+    first, last = (_position(window, shown[index]) if shown else None for index in (0, -1))
     more = len(keys) > limit
     if before is not None:
         return Page(tasks=shown, next=last, previous=end or (first if more else None), is_cut=end is not None)
@@ -90,11 +90,9 @@ def _loaded(
     return [found[key] for key in keys if key in found]
 
 
-def _position(window: Window, tasks: Sequence[object]) -> Position | None:
-    """Return the position of the first of ``tasks`` that can be read, if there is one."""
+def _position(window: Window, task: object) -> Position:
     names: Mapping[Any, str] = {each: prop.key for prop in window.spec.mapper.column_attrs for each in prop.columns}
-    for task in tasks:
-        position = tuple(getattr(task, names[term.column]) for term in window.places)
-        if not isinstance(task, Damaged) or not any(str(each).startswith(f"({UNREADABLE}") for each in position):
-            return position
-    return None
+    position = tuple(getattr(task, names[term.column]) for term in window.places)
+    if isinstance(task, Damaged) and any(str(each).startswith(f"({UNREADABLE}") for each in position):
+        return window.position_of(task.identity)
+    return position

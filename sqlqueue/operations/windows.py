@@ -5,9 +5,10 @@ Without that limit, criteria that no index covers read the whole table if few ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import eq, gt, lt
 from typing import Any
 
 from sqlalchemy import (
@@ -17,6 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     case,
+    exists,
     func,
     literal,
     literal_column,
@@ -25,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from ..dialects.base import Adapter
-from ..queue.spec import Criterion, Ordering, QueueSpec, Where
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
 from ..sql.criteria import only, terms_of
 from ..sql.partitioning import fixes
@@ -35,7 +37,7 @@ SCAN = 20_000
 """The maximum number of rows of a window that are examined, if no index covers the criteria."""
 
 Position = tuple[Any, ...]
-"""The values of a row by which its window is ordered."""
+"""The values of a row by which its window is ordered, with ``None`` for each that cannot be read."""
 Order = tuple[Ordering, ...]
 _ONE: ColumnElement[int] = literal_column("1")
 
@@ -63,16 +65,32 @@ class Window:
         return replace(self, order=_reversed(self.order))
 
     def beyond(self, position: Position | None) -> Iterator[Window]:
-        """Yield windows of the rows after ``position``, in order, each of which is one range of the index."""
+        """Yield windows of the rows after ``position``, in order, each of which is one range of the index if all values
+        of the position are known."""
         if position is None:
             yield self
             return
-        fixed = [literal(value, term.column.type) for term, value in zip(self.places, position, strict=True)]
+        known = [term.column == value for term, value in zip(self.places, position, strict=True) if value is not None]
+        fixed = list(zip(self.places, position, strict=True))
         for number in reversed(range(len(fixed))):
-            term, value = self.places[number], fixed[number]
-            same = [each.column == known for each, known in zip(self.places[:number], fixed, strict=False)]
-            after: Criterion = term.column < value if term.descending else term.column > value
+            same = [self._compared(eq, term, value, known) for term, value in fixed[:number]]
+            term, value = fixed[number]
+            after = self._compared(lt if term.descending else gt, term, value, known)
             yield replace(self, rows=(*self.rows, *same, after))
+
+    def _compared(
+        self, comparison: Callable[[Any, Any], Criterion], term: Ordering, value: object, known: Sequence[Criterion]
+    ) -> Criterion:
+        """Return the comparison of a row's value with that of a position.
+
+        If that cannot be read, it is the value of the row with the ``known`` ones.  The position may come from a URL,
+        which could name any row: only rows of this window count.  Not a scalar subquery: MySQL would make a constant of
+        it, and compares no zero date with constants.
+        """
+        if value is not None:
+            return comparison(term.column, literal(value, term.column.type))
+        there = select(term.column.label("value")).where(*self.rows, *self.rest, *known).subquery("there")
+        return exists().where(comparison(term.column, there.c.value))
 
     def select(self, *columns: ColumnElement[Any], limit: int | None) -> Select[Any]:
         """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows only."""
@@ -110,6 +128,11 @@ class Window:
                     raise
             number, back = number - back, 2 * back
         return None
+
+    def position_of(self, key: Identity) -> Position:
+        """Return the position of the row with this primary key, if no other value can be read."""
+        known: Mapping[Any, Any] = dict(zip(self.spec.primary_key, key, strict=True))
+        return tuple(known.get(term.column) for term in self.places)
 
     def _row(self, number: int, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
         return self._first(columns).offset(number - 1).limit(1)
