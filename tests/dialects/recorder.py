@@ -16,7 +16,20 @@ from sqlalchemy.pool import StaticPool
 
 KEY = uuid.UUID(int=7)
 ROWID = "AAAShYAAFAAAAC9AAA"
+COCKROACHDB = "CockroachDB CCL v24.2.3"
 HANDLERS = [{"queue": "errand_of_fleet", "functions": None, "whole": True, "slots": 1, "busy": 0}]
+
+SETTINGS = {
+    "show standard_conforming_strings": "on",
+    "SELECT @@sql_mode": "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION",
+    "SELECT @@lower_case_table_names": "0",
+    "SELECT CAST('test max support' AS NVARCHAR(max))": "test max support",
+    "SELECT 1 FROM fn_listextendedproperty(default, default, default, default, default, default, default)": 1,
+    "SELECT value FROM v$parameter WHERE name = 'compatible'": None,
+    "SELECT 1.1 FROM DUAL": "1.1",
+    "select version()": COCKROACHDB,
+}
+"""The answers of a server with its default settings to what SQLAlchemy asks on an engine's first connection."""
 
 
 class Cursor:
@@ -28,6 +41,16 @@ class Cursor:
         self.rowcount = 1
         self.lastrowid = 1
         self.arraysize = 1
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def execute(self, statement: str, *_: Any) -> None:
+        if statement in SETTINGS:
+            self.description = [("value", *[None] * 6)]
+            self.rows = [(SETTINGS[statement],)]
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         rows, self.rows = self.rows, []
@@ -71,6 +94,7 @@ class Driver:
 
 class Connection:
     autocommit = in_transaction = False
+    max_identifier_length = 128  # of Oracle's driver
     info = SimpleNamespace(transaction_status=None)  # of psycopg: neither idle nor in a transaction
     driver_connection = property(lambda self: self)
 
@@ -91,8 +115,6 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
     engine = create_engine(
         url, creator=Connection, poolclass=StaticPool, paramstyle="named", _initialize=False, **module
     )
-    engine.dialect.server_version_info = version
-    engine.dialect.default_isolation_level = "READ COMMITTED"
 
     @event.listens_for(engine, "before_cursor_execute")
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
@@ -103,11 +125,28 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
         if "scope_identity()" in statement:  # SQLAlchemy 2.0 waits for it
             cursor.rows = [(1,)]
 
+    _initialize(engine, version)
+    log.clear()
     return engine, log
 
 
+def _initialize(engine: Engine, version: tuple[int, ...]) -> None:
+    """Set what SQLAlchemy sets on an engine's first connection, on which statements depend."""
+    dialect: Any = engine.dialect
+    if engine.name == "mariadb":
+        text = ".".join(map(str, version))
+        dialect._get_server_version_info = lambda _: dialect._parse_server_version(f"{text}-MariaDB")
+    elif engine.name != "cockroachdb":  # its dialect always tells the version of PostgreSQL that it resembles
+        dialect._get_server_version_info = lambda _: version
+    dialect._get_default_schema_name = lambda _: "app"
+    dialect.get_default_isolation_level = lambda _: "READ COMMITTED"
+    dialect._type_info_fetch = lambda *_: None  # of psycopg, which looks for the optional type hstore
+    with engine.connect() as connection:
+        dialect.initialize(connection)
+
+
 _KNOWN = {
-    "version_1": "CockroachDB CCL v25.2.0",
+    "version_1": COCKROACHDB,
     "kind": "credit_note",
     "status": "available",
     "queue_status": "available",

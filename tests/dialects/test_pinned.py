@@ -10,26 +10,37 @@ from pathlib import Path
 
 import pytest
 
+from sqlqueue.dialects import adapter_for
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 
 PINNED = Path(__file__).parent / "pinned"
 ENGINES = {
-    "postgresql": ("postgresql+psycopg://", (18, 0)),
-    "mysql": ("mysql+pymysql://", (9, 7, 0)),
-    "mariadb": ("mariadb+pymysql://", (11, 8, 0)),
-    "mssql": ("mssql+pyodbc://", (16, 0, 0, 0)),
-    "oracle": ("oracle+oracledb://", (23, 0, 0)),
-    "sqlite": ("sqlite://", (3, 40, 0)),
-    "cockroachdb": ("cockroachdb+psycopg://", (25, 2, 0)),
+    "postgresql": ("postgresql+psycopg://", (12,)),
+    "mysql": ("mysql+pymysql://", (8, 0, 1)),
+    "mariadb": ("mariadb+pymysql://", (10, 6)),
+    "mssql": ("mssql+pyodbc://", (13,)),
+    "oracle": ("oracle+oracledb://", (12, 2)),
+    "sqlite": ("sqlite://", (3, 35)),
+    "cockroachdb": ("cockroachdb+psycopg://", (24, 2, 3)),
 }
+"""The URL and the oldest supported version."""
+NEWEST = {"mysql": (9, 7), "oracle": (23, 26)}
+"""A version that gets some statements of its own, which are pinned as well."""
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_statements_are_as_pinned(name: str) -> None:
     if name == "cockroachdb":
         pytest.importorskip("sqlalchemy_cockroachdb")
-    found = statements(*recording_engine(*ENGINES[name]))
+    url, oldest = ENGINES[name]
+    engine, log = recording_engine(url, oldest)
+    assert adapter_for(engine.dialect).server.product.minimum == oldest
+    found = statements(engine, log)
+    if name in NEWEST:
+        known = {*found.values()}
+        newer = statements(*recording_engine(url, NEWEST[name])).items()
+        found |= {f"{key} (new)": statement for key, statement in newer if statement not in known}
     path = PINNED / f"{name}.json"
     if os.environ.get("SQLQUEUE_PIN"):
         path.parent.mkdir(exist_ok=True)
