@@ -43,6 +43,8 @@ def migrate(**target: Any) -> None:
         sqlqueue=sqlqueue.alembic.MigrationOptions(),
     )
     with context.begin_transaction():
+        if context.is_offline_mode() and context.get_context().dialect.name == "mssql":
+            context.execute("SET QUOTED_IDENTIFIER ON")  # off in sqlcmd, which then creates no filtered index
         context.run_migrations()
 
 

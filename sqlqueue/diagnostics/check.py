@@ -20,6 +20,7 @@ from ..queue.spec import QueueSpec, spec_of
 from .column_types import inexact_keys, inexact_primary_keys, misfits
 from .companions import of_companions
 from .query_plans import unserved_claims
+from .references import unindexed_references
 from .registry import of_workers
 from .schedules import of_schedules
 from .schema_drift import (
@@ -45,9 +46,10 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
     ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model, for its queue and
     its slots.  Findings about the server come first, then those of each table: missing or different parts of the
-    schema, privileges, whether claims use their indexes, whether there are rows that prune() keeps, rows that cannot be
-    read or have an unknown status, and recurring tasks without a next run; then those of the tables of the history, of
-    the workers and of the pauses, and queues that no live worker serves.
+    schema, foreign keys without an index that refer to a queue whose rows are deleted, privileges, whether claims use
+    their indexes, whether there are rows that prune() keeps, rows that cannot be read or have an unknown status, and
+    recurring tasks without a next run; then those of the tables of the history, of the workers and of the pauses, and
+    queues that no live worker serves.
 
     Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
     With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
@@ -205,6 +207,7 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
             yield Finding.of(spec, Severity.WARNING, "missing-trigger", message, fix)
         if any(column["name"] in of_queue for column in live):
             yield from adapter.server.table_findings(connection, spec)
+            yield from unindexed_references(connection, adapter, spec)
             collations = adapter.schema.collations(connection, spec.table)
             yield from inexact_keys(spec, collations)
             yield from inexact_primary_keys(spec, collations, adapter.schema.exact_collations)

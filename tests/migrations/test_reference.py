@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import URL, Column, MetaData, Table
+from sqlalchemy import URL, Column, MetaData, Table, make_url
 
 from sqlqueue.diagnostics.schema_drift import drift
 from sqlqueue.evaluation.demo.models import Base
@@ -61,6 +61,14 @@ def test_the_environment_writes_sql_scripts(sync_db: Database) -> None:
     command.upgrade(_config(sync_db.url, output), "head", sql=True)
     assert output.getvalue().count("CREATE TABLE") == len(NAMES) + 1
     assert not NAMES & table_names(sync_db)
+
+
+def test_scripts_for_sql_server_begin_with_what_filtered_indexes_need() -> None:
+    output = StringIO()
+    command.upgrade(_config(make_url("mssql+pyodbc://"), output), "head", sql=True)
+    script = output.getvalue()
+    assert "WHERE status" in script
+    assert script.index("SET QUOTED_IDENTIFIER ON") < script.index("CREATE TABLE")
 
 
 def test_the_command_takes_its_database_from_the_environment(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ class SQLServerServer(Server):
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         yield from findings_of_table(connection, spec)
 
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        return "makes the server read all of it, and wait for the rows that others have locked"
+
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:

@@ -84,6 +84,9 @@ class MySQLServer(Server):
             fix = f'__table_args__ = {{"{self.product.dialect}_partition_by": "..."}}, as the table has it'
             yield Finding.of(spec, Severity.WARNING, "undeclared-partitions", message, fix)
 
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        return None  # InnoDB creates an index for each foreign key, and does not let it be dropped
+
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:

@@ -39,6 +39,9 @@ class OracleServer(Server):
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         yield from findings_of_table(connection, spec)
 
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        return "makes the server lock and read all of it: writers wait for the deletion, and the deletion for writers"
+
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:

@@ -91,6 +91,11 @@ class Server(ABC):
         """Yield the engine-specific problems of an existing table."""
         return iter(())
 
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        """Return what the deletion of a row does to a table that refers to it by a foreign key without an index;
+        ``None`` if nothing, or if all foreign keys have indexes."""
+        return "makes the server read all of it"
+
     def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
         """Return whether the server shows this session only some rows of the queue's table."""
         return False

@@ -38,3 +38,7 @@ class SQLiteServer(Server):
                 message=f"the journal mode is {mode}, in which readers block claims, and claims block readers",
                 fix="run once, with any SQLite client: PRAGMA journal_mode = WAL",
             )
+
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        is_enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar()
+        return super().unindexed_reference(connection) if is_enforced else None

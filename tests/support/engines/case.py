@@ -93,6 +93,8 @@ class EngineCase:
     """A claim and an insert of a child row of the claimed row do not wait for each other."""
     foreign_keys_sql: str | None = None
     """Makes a connection enforce foreign keys, if it does not by default."""
+    indexes_foreign_keys: bool = False
+    """Every foreign key has an index."""
     notifies: bool = False
     """A commit can notify other processes."""
     copies: bool = False

@@ -83,6 +83,7 @@ _MANY_ROWS = ", ".join(f"information_schema.columns {name}" for name in "abcd")
 
 MYSQL = EngineCase(
     name="mysql",
+    indexes_foreign_keys=True,
     odd_times=("'0000-00-00'", "'2024-00-00'"),
     odd_mode="SET SESSION sql_mode = ''",
     sql_modes=({"init_command": "SET SESSION sql_mode = 'ANSI'"},),

@@ -68,7 +68,7 @@ class Attachment(Base):
     __tablename__ = "attachment"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    mail_id: Mapped[int] = mapped_column(ForeignKey("mail.id"))
+    mail_id: Mapped[int] = mapped_column(ForeignKey("mail.id"), index=True)
     name: Mapped[str] = mapped_column(String(100), default="")
     mail: Mapped[Mail] = relationship(back_populates="attachments")
 
