@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Column, Row, and_, insert, null, or_, select
+from sqlalchemy import Column, Row, Select, and_, insert, null, or_, select
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError, DuplicateTaskError
@@ -170,7 +170,8 @@ class _Declaring:
         """Return the keys of recurring tasks that are not declared."""
         spec, key = self._spec, self._declaration.key
         recur = (~is_final(spec), spec["schedule"].is_not(None), *(column.is_not(None) for column in key))
-        return self._select(key, and_(removable, *recur)).keys() - self._declaration.tasks.keys()
+        missing = self._selecting(and_(removable, *recur))
+        return self._rows(key, missing).keys() - self._declaration.tasks.keys()
 
     def _read(self, identity: Identity) -> Row[Any]:
         """Return the row that an insert conflicted with, even if this transaction's snapshot does not contain it."""
@@ -187,7 +188,9 @@ class _Declaring:
         """Return the rows with these keys; for a ``unique_key`` that no row has, the last row that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
         for some in self._adapter.keys.batches(self._spec, identities):
-            found |= self._select(declaration.key, or_(*map(declaration.is_row, some)), latest=latest)
+            by_key = not declaration.by_unique_key
+            named = self._adapter.keys.key_in(self._spec, some) if by_key else or_(*map(declaration.is_row, some))
+            found |= self._select(declaration.key, named, latest=latest)
         absent = [identity for identity in identities if identity not in found]
         if declaration.by_unique_key:
             former = self._spec["former_key"]
@@ -198,13 +201,19 @@ class _Declaring:
     def _select(
         self, key: Sequence[Column[Any]], criterion: Criterion, *, latest: bool = False
     ) -> dict[Identity, Row[Any]]:
-        spec = self._spec
-        statement = select(*spec.table.c).where(only(spec, criterion)).order_by(*spec.primary_key)
+        statement = self._selecting(criterion)
         if latest:
             statement = statement.with_for_update(read=True)
         if not self._declaration.by_unique_key:
-            statement = self._adapter.keys.by_key(spec, statement)
-        rows: Any = self._adapter.rows.execute(self._session, spec, statement)
+            statement = self._adapter.keys.by_key(self._spec, statement)
+        return self._rows(key, statement)
+
+    def _selecting(self, criterion: Criterion) -> Select[Any]:
+        spec = self._spec
+        return select(*spec.table.c).where(only(spec, criterion)).order_by(*spec.primary_key)
+
+    def _rows(self, key: Sequence[Column[Any]], statement: Select[Any]) -> dict[Identity, Row[Any]]:
+        rows: Any = self._adapter.rows.execute(self._session, self._spec, statement)
         return {tuple(row._mapping[column] for column in key): row for row in rows}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from sqlalchemy import Column, Table
 from sqlalchemy.dialects import oracle
 
 from tests.dialects.catalog import BASES
@@ -60,3 +62,59 @@ def _text_type(result: str) -> str | None:
         return None
     kind = str(TABLES[table].c[column].type.compile(dialect=oracle.dialect())).partition("(")[0]
     return "LOB" if kind in ("CLOB", "NCLOB", "BLOB", "JSON") else kind
+
+
+class Access(NamedTuple):
+    """A place where a statement reads or writes a table under its own name, with hints."""
+
+    statement: str
+    table: Table
+    hints: list[str]
+    criteria: str
+    """The criteria of the (sub)query or statement."""
+
+    @property
+    def index(self) -> str | None:
+        """The index that the hints name; `1` for the clustered one."""
+        return next((hint[6:-1] for hint in self.hints if hint.startswith("INDEX(")), None)
+
+
+def accesses() -> Iterator[Access]:
+    """Yield each use of table hints in the statements for SQL Server."""
+    for name, sql in pinned("mssql").items():
+        for found in re.finditer(r"(?:FROM|UPDATE|JOIN) (\w+) WITH \(((?:[^()]|\(\w+\))*)\)", sql):
+            rest = sql[found.end() :]
+            yield Access(name, TABLES[found[1]], found[2].split(", "), rest[rest.find("WHERE ") :])
+
+
+def test_a_seek_names_its_index_and_a_value_of_its_first_column() -> None:
+    """FORCESEEK alone allows every index; without such a value there is no plan (error 8622)."""
+    sought = [each for each in accesses() if "FORCESEEK" in each.hints]
+    assert len(sought) > 200
+    for each in sought:
+        assert each.index is not None, each.statement
+        column = rf"\b{each.table.name}\.{_first_column(each.table, each.index).name}\b"
+        sought_for = rf"{column} (= [:']|IN \(:|IS NULL)|sqlqueue_wanted\.\w+ = {column}"
+        assert re.search(sought_for, each.criteria), each.statement
+
+
+def test_several_keys_of_several_columns_are_no_alternatives() -> None:
+    """Of alternatives with parameters, SQL Server seeks only the first column, and locks all rows that have it."""
+    for each in accesses():
+        columns = [rf"{each.table.name}\.{column.name} = :\w+" for column in each.table.primary_key]
+        if len(columns) > 1:
+            key = " AND ".join(columns)
+            assert not re.search(rf"{key}[^()]*\)? OR \(?{key}", each.criteria), each.statement
+
+
+def test_locks_name_the_index_that_they_rely_on() -> None:
+    locking = [each for each in accesses() if "UPDLOCK" in each.hints]
+    assert len(locking) > 50
+    assert [each.statement for each in locking if each.index is None or "FORCESEEK" not in each.hints] == []
+
+
+def _first_column(table: Table, index: str) -> Column[object]:
+    if index == "1":
+        return next(iter(table.primary_key))
+    (named,) = (each for each in table.indexes if each.name == index)
+    return next(iter(named.columns))

@@ -199,8 +199,8 @@ def test_claims_are_identified_before_a_table_with_triggers_is_written(
 ) -> None:
     """The number of changed rows does not identify them, not even one: the triggers' statements are counted as well."""
     locking, writing = (with_triggers[f"{call} {number}"] for number in (1, 2))
-    assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK)")
-    assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK)")
+    assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK, INDEX(1))")
+    assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK, INDEX(1))")
     assert locking[locking.index("WHERE") :] == writing[writing.index("WHERE") :]
 
 

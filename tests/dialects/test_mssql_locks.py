@@ -7,16 +7,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
-from sqlalchemy import Identity, Index, MetaData, Table
+from sqlalchemy import (
+    Column,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    and_,
+    exists,
+    literal_column,
+    or_,
+)
 from sqlalchemy.dialects import mssql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
+from sqlqueue.dialects import adapters
+from sqlqueue.dialects.mssql.keys import seek_by_key
+from sqlqueue.sql.changes import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
+from tests.support.models import Mail, Seat, Slot, Task
 
 TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
@@ -40,7 +58,7 @@ def sent() -> dict[str, str]:
 def named(sql: str) -> Iterator[Table]:
     """Return the tables whose rows the statement selects by all columns of the primary key."""
     for name, table in TABLES.items():
-        condition = r"(?<!NOT )\b{0}\.{1} (?:= :|IN \(:)"
+        condition = r"(?<!NOT )\b{0}\.{1} (?:= :|IN \(:)|sqlqueue_wanted\.\w+ = {0}\.{1}\b"
         if all(re.search(condition.format(name, column.name), sql) for column in table.primary_key):
             yield table
 
@@ -74,21 +92,22 @@ def test_locks_are_taken_on_rows_and_not_on_the_keys_of_an_index(sent: dict[str,
     assert len(locking) > 50
     for name, sql in locking.items():
         (table,) = (each for each in TABLES if any("UPDLOCK" in given for given in hints(sql, each)))
-        index = re.search(r"INDEX\((\w+)\)", sql)
+        index = re.search(r"INDEX\((ix_\w+)\)", sql)
         assert covers(TABLES[table], index and index[1], columns(sql, table)) == [], name
 
 
 def test_claims_that_one_index_does_not_serve_lock_by_key(sent: dict[str, str]) -> None:
-    locking = {name: sql for name, sql in sent.items() if "UPDLOCK" in sql and "INDEX(" in sql}
+    locking = {name: sql for name, sql in sent.items() if "UPDLOCK" in sql and "INDEX(ix_" in sql}
     assert locking
     for name, sql in locking.items():
         (table,) = (each for each in TABLES if any("UPDLOCK" in given for given in hints(sql, each)))
-        index = re.search(r"INDEX\((\w+)\)", sql)
+        index = re.search(r"INDEX\((ix_\w+)\)", sql)
         assert index, name
         condition = sql[sql.index("WHERE") : sql.index("ORDER BY")]
         assert covers(TABLES[table], index[1], columns(condition, table)) == [index[1]], name
         (limit,) = re.findall(r"SELECT TOP (\d+)", sql)
         assert int(limit) <= 25, name
+        assert "UPDATE picked" in sql, name  # with a lock alone, an entry would stay locked as long as a handler runs
 
 
 def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -> None:
@@ -118,7 +137,7 @@ def test_reads_by_an_index_are_in_its_order(sent: dict[str, str]) -> None:
 
 def _readings(sql: str) -> Iterator[tuple[Index, str]]:
     """Yield each index hint with the criteria and order that follow it."""
-    for place in re.finditer(r"FROM (\w+) WITH \([^\n]*INDEX\((\w+)\)\) \nWHERE ((?:.|\n)*? ORDER BY [^\n)]*)", sql):
+    for place in re.finditer(r"FROM (\w+) WITH \([^\n]*INDEX\((ix_\w+)\)\) \nWHERE ((?:.|\n)*? ORDER BY [^\n)]*)", sql):
         (index,) = (each for each in TABLES[place[1]].indexes if each.name == place[2])
         yield index, place[3]
 
@@ -149,3 +168,56 @@ def test_hints_stay_where_a_table_has_a_schema() -> None:
     locking = "ROWLOCK, UPDLOCK, READPAST, FORCESEEK, INDEX(ix_errand_claim)"
     assert f"FROM [Own].errand WITH ({locking})" in log[0]
     assert all(re.search(r"(FROM|UPDATE) \[Own\]\.errand WITH \(.*FORCESEEK", sql) for sql in log)
+
+
+KEYS: list[tuple[list[Any], str]] = [
+    ([PrimaryKeyConstraint("id")], "FORCESEEK, INDEX(1)"),
+    ([PrimaryKeyConstraint("id", mssql_clustered=True)], "FORCESEEK, INDEX(1)"),
+    ([PrimaryKeyConstraint("id", name="pk_errand")], "FORCESEEK, INDEX(1)"),
+    ([PrimaryKeyConstraint("id", name="Errand key", mssql_clustered=False)], "FORCESEEK, INDEX([Errand key])"),
+    ([PrimaryKeyConstraint("id", name="pk"), Index("ix", "made", mssql_clustered=True)], "FORCESEEK, INDEX(pk)"),
+    ([PrimaryKeyConstraint("id", name="pk"), UniqueConstraint("made", mssql_clustered=True)], "FORCESEEK, INDEX(pk)"),
+    ([PrimaryKeyConstraint("id", mssql_clustered=False)], "FORCESEEK"),
+]
+
+
+@pytest.mark.parametrize(("items", "hints"), KEYS)
+def test_rows_selected_by_key_are_found_through_the_index_of_the_primary_key(items: list[Any], hints: str) -> None:
+    """Its index is the clustered one, unless the model says otherwise; without a name, it cannot be named."""
+    table = Table("errand", MetaData(), Column("id", Integer), Column("made", Integer), *items)
+    assert seek_by_key(table) == hints
+
+
+def test_keys_of_several_columns_are_looked_up_in_a_table_of_values() -> None:
+    keys, dialect = adapters()["mssql"].keys, mssql.dialect(paramstyle="named")
+    seats, slots = Seat.__queue_spec__, Slot.__queue_spec__
+    one, two = keys.key_in(seats, [("a", 1)]), keys.key_in(seats, [("a", 1), ("b", 2)])
+    values = (
+        "EXISTS (SELECT 1 FROM (VALUES (:line_1, :number_1), (:line_2, :number_2))"
+        " AS sqlqueue_wanted (value_1, value_2)"
+        " WHERE sqlqueue_wanted.value_1 = seat.line AND sqlqueue_wanted.value_2 = seat.number)"
+    )
+    assert str(one.compile(dialect=dialect)) == "seat.line = :line_1 AND seat.number = :number_1"
+    assert str(two.compile(dialect=dialect)) == values
+    assert str(and_(seats["attempt"] == 1, two).compile(dialect=dialect)) == f"seat.attempt = :attempt_1 AND ({values})"
+    assert values in str(or_(seats["attempt"] == 1, two).compile(dialect=dialect))
+    assert str((~two).compile(dialect=dialect)) == f"NOT ({values})"
+    assert str(keys.keys_named(seats, 2).compile(dialect=dialect)).count("sqlqueue_key") == 4
+    # the values must not get the database's collation
+    exact = "(VALUES (:slot_key_1 COLLATE Latin1_General_100_BIN2, :slot_number_1), (:slot_key_2 COLLATE Latin1"
+    assert exact in str(keys.key_in(slots, [("a", 1), ("b", 2)]).compile(dialect=dialect))
+
+
+def test_writes_name_their_index_in_a_from_clause() -> None:
+    """After the table, an index hint is an error (1069)."""
+    keys, dialect = adapters()["mssql"].keys, mssql.dialect(paramstyle="named")
+    tasks = Task.__queue_spec__
+    mine = and_(tasks.key((7,)), exists().where(Mail.id == Task.id))
+    writing = keys.by_key(tasks, write(tasks, mine, [(tasks["priority"], literal_column("1"))]))
+    deleting = keys.by_key(tasks, remove(tasks, mine)).returning(*tasks.primary_key)
+    rows = (
+        " \nFROM task WITH (ROWLOCK, FORCESEEK, INDEX(1)) \nWHERE task.id = :id_1 AND (EXISTS (SELECT * \nFROM mail"
+        " \nWHERE mail.id = task.id)) AND task.number = :number_1"
+    )
+    assert str(writing.where(Task.number == 1).compile(dialect=dialect)) == f"UPDATE task SET priority=1{rows}"
+    assert str(deleting.where(Task.number == 1).compile(dialect=dialect)) == f"DELETE FROM task OUTPUT deleted.id{rows}"

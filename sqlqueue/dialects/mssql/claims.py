@@ -13,14 +13,22 @@ from ...sql.changes import Assignment
 from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 
+_FEW = 25
+"""The number of rows up to which a plan looks up each row as it reads the index.  For more rows it may read ahead, and
+keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
+
 
 class SQLServerClaims(Claims):
-    """A claim is an UPDATE of a common table expression whose rows are locked as they are found."""
+    """A claim is an UPDATE of a common table expression whose rows are locked as they are found.
+
+    This applies to a few rows that one index finds.  Others, and rows that are only locked, possibly for as long as
+    their handler runs, are first read without locks, and then locked by primary key.
+    """
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
         pick, rows = taking.pick, self.rows
-        at_once = taking.assignments and not taking.delete
-        if not at_once or not rows.locking.returns(pick.spec) or not rows.locking.is_served(pick):
+        is_served = pick.exact and (pick.index is None or pick.limit <= _FEW)
+        if not taking.assignments or taking.delete or not rows.locking.returns(pick.spec) or not is_served:
             return super().take(session, taking)
         taken = rows.execute(session, pick.spec, self.claiming(pick, taking.assignments), taking.parameters).all()
         count = len(pick.order)

@@ -11,18 +11,17 @@ from sqlalchemy.dialects import mssql
 from ...queue.spec import Criterion, QueueSpec
 from ...sql.selection import Pick
 from ..parts.locking import Locking
+from .keys import seek_by_key
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
-_FEW = 25
-"""The number of rows up to which a plan looks up each row as it reads the index.  For more rows it may read ahead, and
-keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
 
 
 class SQLServerLocking(Locking):
     """READPAST skips locked rows, UPDLOCK keeps locks until the transaction ends, ROWLOCK prevents page locks, and
-    FORCESEEK prevents scanning and sorting a small table, which would lock all of it.  Locks on rows that turn out not
-    to match are kept too. Therefore, rows that no single index finds, and more than a few rows, are first read without
-    locks, and then locked by primary key. https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    FORCESEEK prevents scanning and sorting a small table, which would lock all of it.  Locks may be kept on rows that
+    turn out not to match, and on index entries whose rows READPAST skips. Therefore, rows are first read without locks,
+    and then locked by primary key, except by the claims that :class:`.SQLServerClaims` makes in one statement.
+    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
     """
 
     orders_freely: ClassVar[bool] = False
@@ -39,11 +38,12 @@ class SQLServerLocking(Locking):
         return super().looking_at(pick, *columns).with_hint(pick.spec.table, f"WITH ({_seek(pick)})")
 
     def is_served(self, pick: Pick) -> bool:
-        return pick.exact and (pick.index is None or pick.limit <= _FEW)
+        return pick.index is None
 
     def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
         matching = select(*_with_row(spec, spec.primary_key)).where(*criteria)
-        return matching.with_hint(spec.table, f"WITH (ROWLOCK, UPDLOCK, {'' if waits else 'READPAST, '}FORCESEEK)")
+        skips = "" if waits else "READPAST, "
+        return matching.with_hint(spec.table, f"WITH (ROWLOCK, UPDLOCK, {skips}{seek_by_key(spec.table)})")
 
     def returns(self, spec: QueueSpec) -> bool:
         # OUTPUT fails on a table with triggers, which Table(implicit_returning=False) declares
@@ -55,7 +55,7 @@ class SQLServerLocking(Locking):
 
 
 def _seek(pick: Pick) -> str:
-    return "FORCESEEK" if pick.index is None else f"FORCESEEK, INDEX({_QUOTE(pick.index)})"
+    return seek_by_key(pick.spec.table) if pick.index is None else f"FORCESEEK, INDEX({_QUOTE(pick.index)})"
 
 
 def _with_row(spec: QueueSpec, columns: Sequence[ColumnElement[Any]]) -> Sequence[ColumnElement[Any]]:

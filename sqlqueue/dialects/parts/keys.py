@@ -54,7 +54,7 @@ class Keys:
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
         """Return :meth:`key_in` for the number that :meth:`named_for` returns, with parameters :meth:`key_names`."""
         if count != MANY:
-            return or_(*(spec.key(_names_of(spec, number)) for number in range(count)))
+            return or_(*(spec.key(names_of(spec, number)) for number in range(count)))
         if len(spec.primary_key) == 1:
             (column,) = spec.primary_key
             return column.in_(bindparam(KEYS, type_=column.type, expanding=True))
@@ -94,6 +94,7 @@ class Keys:
             yield items[start : start + size]
 
 
-def _names_of(spec: QueueSpec, number: int) -> Identity:
+def names_of(spec: QueueSpec, number: int) -> Identity:
+    """Return the parameters of one of the keys of :meth:`Keys.keys_named`."""
     columns = enumerate(spec.primary_key)
     return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
