@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeAlias, overload
 
 from sqlalchemy import and_
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from .._support.checks import duration
 from .._support.claim import Claim
-from .._support.error_text import error_text
+from .._support.error_text import ascii_text, error_text
 from .._support.exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..dialects.base import Adapter
 from ..lifecycle.fence import Fence
@@ -30,7 +32,7 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import Hold, ledger_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
-from .recording import record
+from .recording import record, stored_traceback
 from .settlements import (
     KNOWN,
     UNKNOWN,
@@ -73,13 +75,14 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
 
     A task is discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded:
     its next run is scheduled instead, and the error stays until a run succeeds.  ``error`` is stored as text, an
-    exception as ``"TypeName: message"``.  If the model's retry policy raises or returns no valid delay, that is logged,
-    and the default backoff applies.  For the transaction and errors see :func:`complete`.
+    exception as ``"TypeName: message"``, in ASCII if the database cannot store it otherwise.  If the model's retry
+    policy raises or returns no valid delay, that is logged, and the default backoff applies.  For the transaction and
+    errors see :func:`complete`.
     """
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
     cause = type(error) if isinstance(error, BaseException) else None
-    _settle(session, tasks, Failing(error_text(error), cause, retry_in, _raised(error)))
+    _settle_with_text(session, tasks, Failing(error_text(error), cause, retry_in, _raised(error)))
 
 
 @overload
@@ -117,7 +120,7 @@ def discard(
             " discard(session, Task, Task.id == 7, error='...')"
         )
     reason: BaseException | str = where[0] if error is None else error
-    _settle(session, tasks, Discarding(error_text(reason), _raised(reason)))
+    _settle_with_text(session, tasks, Discarding(error_text(reason), _raised(reason)))
     return None
 
 
@@ -189,6 +192,33 @@ def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
         raise ClaimLostError(lost)
 
 
+def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | Discarding) -> None:
+    """Settle all tasks; if the database cannot store the text of the error, with one in ASCII and no traceback.
+
+    A character that its character set lacks would otherwise replace the failure, which would never count.
+    """
+    session = session_of(session)
+    tasks = tasks if isinstance(tasks, (QueueMixin, Claim)) else [*tasks]
+    holds = holds_of(session, tasks)
+    spec = spec_of(holds[0][0].claim.entity) if holds else None
+    history = None if spec is None else history_of(spec.table.metadata)
+    traced = None if history is None else stored_traceback(settlement.traceback, history.options)
+    settlement = replace(settlement, traceback=traced)
+    if spec is None or f"{settlement.text}{traced}".isascii():
+        return _settle(session, tasks, settlement)
+    adapter = _open(session, spec)
+    try:
+        with session.connection(spec.bind_arguments).begin_nested():  # an error ends a transaction of PostgreSQL
+            lost = settle_some(session, tasks, settlement)
+    except (UnicodeError, DBAPIError) as error:
+        if isinstance(error, DBAPIError) and (adapter.errors.is_outage(error) or adapter.errors.is_transient(error)):
+            raise
+        lost = settle_some(session, tasks, replace(settlement, text=ascii_text(settlement.text), traceback=None))
+    if lost:
+        raise ClaimLostError(lost)
+    return None
+
+
 def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
     """Apply a settlement to the rows of ``tasks``, fenced, and record it in the ledger.  Returns the lost claims.
 
@@ -201,9 +231,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if settlement.how is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
-    # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
-    meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
-    adapter = open_(session, spec, meets if waits else Access.CLAIM)
+    adapter = _open(session, spec, waits=waits)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for hold, _ in holds:
@@ -218,6 +246,12 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if holds and (_is_news(spec, settlement.how) or _runs_again(session, adapter, spec, holds, settlement.how)):
         announce(session, spec)
     return lost
+
+
+def _open(session: Session, spec: QueueSpec, *, waits: bool = True) -> Adapter:
+    # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
+    meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
+    return open_(session, spec, meets if waits else Access.CLAIM)
 
 
 def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:

@@ -139,6 +139,20 @@ def test_the_claiming_block_records_a_traceback(db: Database) -> None:
 
 
 @pytest.mark.requires("sends_long_texts")
+@pytest.mark.requires("narrow_options")
+def test_a_traceback_that_the_character_set_of_a_session_lacks(db: Database) -> None:
+    put(db, Parcel())
+    with db.variant(connect_args=db.case.narrow_options).begin() as session:
+        task = session.claim(Parcel)
+        try:
+            raise ValueError("no stamp")  # it costs 5 €
+        except ValueError as error:
+            session.fail(task, error)
+    with db.begin() as session:
+        (attempt,) = session.history(task)
+    assert (attempt.error, attempt.traceback) == ("ValueError: no stamp", None)
+
+
 def test_long_tracebacks_lose_their_middle(db: Database) -> None:
     put(db, Parcel())
     reason = "first " + "ä\U0001f4e6" * 3_000 + " last"

@@ -159,6 +159,40 @@ def test_a_connection_whose_character_set_lacks_the_error(db: Database, workers:
     assert count(db, Task, Task.error == f"ValueError: {ESCAPED}") == 1
 
 
+def raise_in_a_block(session: Any) -> None:
+    with session.claiming(Delivery):
+        raise ValueError(EURO)
+
+
+METHODS = {
+    "fail": lambda session: session.fail(session.claim(Delivery), ValueError(EURO)),
+    "fail several": lambda session: session.fail(iter(session.claim_many(Delivery, limit=9)), f"ValueError: {EURO}"),
+    "discard": lambda session: session.discard(session.claim(Delivery, lease=None), ValueError(EURO)),
+    "claiming": raise_in_a_block,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_error_that_an_application_records_itself(queue: Database, method: str) -> None:
+    """Nothing else that its transaction has written is lost."""
+    fill(queue, "fine")
+    with queue.begin() as session:
+        session.add(Effect(name="before"))
+        METHODS[method](session)
+        session.add(Effect(name="after"))
+    assert statuses(queue, Delivery) == {1: "discarded"}
+    assert errors(queue) == {1: f"ValueError: {ESCAPED}"}
+    assert count(queue, Effect) == 2
+
+
+@pytest.mark.requires("narrow_options")
+def test_an_error_that_the_character_set_of_a_session_lacks(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "max_attempts": 1}])
+    with db.variant(connect_args=db.case.narrow_options).begin() as session:
+        session.fail(session.claim(Task), ValueError(EURO))
+    assert count(db, Task, Task.status == "discarded", Task.error == f"ValueError: {ESCAPED}") == 1
+
+
 def idle(db: Database, mode: str) -> Any:
     return with_session(db, lambda session, task: None) if mode == "lock" else without_session(db)
 
