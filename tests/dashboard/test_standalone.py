@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
+from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.orm import sessionmaker
 from typer.testing import CliRunner
 
@@ -158,23 +160,39 @@ def test_the_command_rejects_bad_usage(arguments: list[str], reason: str) -> Non
     assert reason in result.output
 
 
-class Started:
+class Started(NamedTuple):
     """What the command served, and what it printed."""
 
-    def __init__(self, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-        self.options: dict[str, Any] = {}
-        monkeypatch.setattr("uvicorn.run", lambda app, **options: self.options.update(app=app, **options))
+    options: dict[str, Any]
+    output: str
+
+
+@pytest.fixture
+def start(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
+    """Return a function that calls the command without serving anything; what it would serve can be used."""
+    engines: list[Engine] = []
+
+    def create(url: URL) -> Engine:
+        engines.append(create_engine(url))
+        return engines[-1]
+
+    def started(*arguments: str) -> Started:
+        options: dict[str, Any] = {}
+        monkeypatch.setattr("uvicorn.run", lambda app, **others: options.update(app=app, **others))
         url = sessions.kw["bind"].url.render_as_string()
         given = ["dashboard", "tests.dashboard.models:Base", "--url", url, *arguments]
         result = CliRunner().invoke(application(), given)
         assert result.exit_code == 0, result.output
-        self.output = result.output
+        return Started(options, result.output)
+
+    monkeypatch.setattr("sqlqueue.cli.dashboard.create_engine", create)
+    yield started
+    for engine in engines:
+        engine.dispose()
 
 
-def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
-    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = Started(sessions, monkeypatch, "--token", TOKEN)
+def test_by_default_the_command_listens_on_loopback_and_permits_no_action(start: Callable[..., Started]) -> None:
+    started = start("--token", TOKEN)
     assert (started.options["host"], started.options["proxy_headers"]) == ("127.0.0.1", False)
     assert TOKEN not in started.output
     app = client(started.options["app"], Authorization=f"Bearer {TOKEN}")
@@ -184,12 +202,12 @@ def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
 
 @pytest.mark.parametrize("arguments", [(), ("--allow", "all"), ("--host", "0.0.0.0")])
 def test_without_a_token_the_command_makes_one_and_prints_it(
-    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    start: Callable[..., Started], arguments: tuple[str, ...]
 ) -> None:
     """Otherwise everything on this machine, and everyone behind a proxy on it, could see and change the queues."""
     tokens = []
     for _ in range(2):
-        started = Started(sessions, monkeypatch, *arguments)
+        started = start(*arguments)
         app = started.options["app"]
         (token,) = re.findall(r"token (\S{32})$", started.output, re.MULTILINE)
         for peer in (LOCAL, ELSEWHERE):
