@@ -181,7 +181,7 @@ def clusters(session: nox.Session) -> None:
 def stalls(session: nox.Session) -> None:
     """Measure how long readers and writers wait while a large table becomes a queue; takes URLs of test databases."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), env=COMPILED)
-    session.run("python", "-m", "tests.measurements.stalls", *session.posargs)
+    session.run("python", "-m", "bench.measurements.stalls", *session.posargs)
 
 
 @nox.session

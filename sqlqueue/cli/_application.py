@@ -9,7 +9,6 @@ from inspect import cleandoc
 import typer
 from rich.markup import escape
 
-from ..evaluation.bench.command import bench
 from ..evaluation.demo.command import demo
 from ..evaluation.prove.command import prove
 from .changes import cancel, discard, rerun, retry
@@ -26,7 +25,7 @@ from .workers import workers
 
 Command = Callable[..., None]
 
-_GENERAL: Sequence[Command] = (demo, check, work, dashboard, bench, prove, sql_tasks)
+_GENERAL: Sequence[Command] = (demo, check, work, dashboard, prove, sql_tasks)
 _ON_CALL: Sequence[Command] = (
     list_tasks,
     stats,

@@ -1,4 +1,4 @@
-"""Arguments, output and errors of the commands ``sqlqueue bench`` and ``sqlqueue prove``."""
+"""Arguments, output and errors of the command ``sqlqueue prove``, and of the bench."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SILENCE = 15.0
 
 
 @contextmanager
-def exit_codes(console: Console, command: str) -> Iterator[None]:
+def exit_codes(console: Console, program: str) -> Iterator[None]:
     """End the command with a message and exit status 2 on errors, and 130 on Ctrl-C."""
     try:
         yield
     except (EvaluationError, SQLQueueError, DBAPIError, TimeoutError) as error:
         reason: Any = f"the database raised an error: {error.orig}" if isinstance(error, DBAPIError) else error
-        console.print(Text(readable(f"sqlqueue {command}: {reason}", lines=True)), soft_wrap=True)
+        console.print(Text(readable(f"{program}: {reason}", lines=True)), soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         console.print("Stopped. The tables are dropped.")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, insert, select, text
 
+from bench.proxy import Proxy, proxy
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
-from sqlqueue.evaluation.bench.proxy import Proxy, proxy
 from sqlqueue.transaction.notifications import channel_of, spread
 from sqlqueue.worker.fetching import poller
 from sqlqueue.worker.fetching.poller import Poller

@@ -42,7 +42,7 @@ def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = 
     130 if it was stopped.
     """
     console = Console(stderr=True, highlight=False)
-    with exit_codes(console, "prove"), progress(console) as say, tables(url, drop=drop) as engine:
+    with exit_codes(console, "sqlqueue prove"), progress(console) as say, tables(url, drop=drop) as engine:
         report = proven(engine, timedelta(minutes=minutes), workers, say)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
