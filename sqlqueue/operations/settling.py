@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any, TypeAlias, overload
 
 from sqlalchemy import and_
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
@@ -210,8 +209,8 @@ def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | D
     try:
         with session.connection(spec.bind_arguments).begin_nested():  # an error ends a transaction of PostgreSQL
             lost = settle_some(session, tasks, settlement)
-    except (UnicodeError, DBAPIError) as error:
-        if isinstance(error, DBAPIError) and (adapter.errors.is_outage(error) or adapter.errors.is_transient(error)):
+    except Exception as error:
+        if not adapter.errors.is_rejection(error):
             raise
         lost = settle_some(session, tasks, replace(settlement, text=ascii_text(settlement.text), traceback=None))
     if lost:

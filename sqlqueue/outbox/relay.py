@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._support.exc import ArgumentError
+from ..dialects import adapter_for
 from ..transaction.connection import default_claimer
 from ..worker import Job, Worker
 from ..worker.database.base import Sessions
@@ -18,7 +19,7 @@ from ..worker.database.checkouts import track
 from ..worker.database.deadlines import transaction_limit
 from ..worker.fetching.context import WorkerContext
 from ..worker.handling.handlers import Handler, handler_of, is_coroutine
-from ..worker.handling.outcomes import RELEASED, Outcome, write_outcomes
+from ..worker.handling.outcomes import RELEASED, Outcome, plain_failure, write_outcomes
 from .delivery import Delivery
 from .fetcher import RelayFetcher
 from .message_claims import claim_messages, outbox_of
@@ -123,8 +124,24 @@ class Relay(Worker):
             await self._database.dispose({self._database.engine(self._outbox.spec)})
 
     async def _write(self, outcomes: Sequence[tuple[Job, Outcome]]) -> None:
+        """Write the outcomes; a plain failure instead of one that the database does not accept, as a worker does."""
         settled = [(job.claim, outcome) for job, outcome in outcomes]
-        lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
+        try:
+            lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
+        except Exception as error:
+            if not adapter_for(self._database.engine(self._outbox.spec).dialect).errors.is_rejection(error):
+                raise
+            if len(outcomes) > 1:
+                for each in outcomes:
+                    await self._write([each])
+                return
+            ((job, outcome),) = outcomes
+            failure = plain_failure(outcome, error, job.attempt.number)
+            if failure == outcome:
+                raise
+            self._reports.finished(job, failure, error)
+            await self._write([(job, failure)])
+            return
         for job, _ in outcomes:
             if job.claim in lost:
                 self._reports.lost(job)

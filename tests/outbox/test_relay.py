@@ -77,6 +77,17 @@ def test_a_publisher_whose_request_is_cancelled_has_failed(db: Database, error: 
     assert count(db, Outgoing, Outgoing.error == type(error).__name__) == 1
 
 
+@pytest.mark.requires("narrow_options")
+def test_an_error_that_the_character_set_of_a_connection_lacks(db: Database) -> None:
+    """It is recorded in ASCII, and keeps no other message from being completed."""
+    bad, _ = fill(db, "a", "b", max_attempts=1)
+    engine = db.variant(connect_args=db.case.narrow_options)
+    relay = relay_of(engine, Notes(lambda message: message.id == bad, ValueError("5 \N{EURO SIGN}")))
+    assert once(engine, relay) == 1
+    assert states(db) == {bad: "discarded"}
+    assert count(db, Outgoing, Outgoing.error == "ValueError: 5 \\u20ac") == 1
+
+
 def test_a_publisher_does_not_see_what_another_call_has_set(db: Database) -> None:
     fill(db, "a", "b", "c")
     tenant: ContextVar[str] = ContextVar("tenant", default="")

@@ -66,6 +66,11 @@ class Errors(ABC):
         told = self.is_outage(error) or self.is_transient(error)
         return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
 
+    def is_rejection(self, error: BaseException) -> bool:
+        """Return whether the server or the driver does not accept a row or a value, so that no retry would succeed."""
+        told = as_driver_error(error)
+        return told is not None and not self.is_outage(told) and not self.is_transient(told)
+
     def is_duplicate(self, error: DBAPIError) -> bool:
         """Return whether a unique key was violated."""
         return self._has(error, self.duplicates)
