@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from sqlqueue import AsyncQueueSession, QueueSession
-from tests.dialects.recorder import ROWID
+from sqlqueue.dialects import adapter_for
+from tests.dialects.recorder import ROWID, recording_engine
+from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Task
 
 oracledb = pytest.importorskip("oracledb")
@@ -122,3 +125,13 @@ def test_rows_are_inserted_as_one_batch(send: Callable[..., Any]) -> None:
     ((statement, parameters),) = send(lambda session: session.enqueue(Task, [{"name": "a"}, {"name": "b"}]))
     assert statement.startswith("INSERT")
     assert [row["name"] for row in parameters] == ["a", "b"]
+
+
+def test_a_limit_for_one_request_leaves_the_timeout_of_the_application() -> None:
+    engine, _ = recording_engine(*ENGINES["oracle"])
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.call_timeout = 60_000
+        with adapter_for(engine.dialect).requests.time_limit(connection, timedelta(seconds=2)):
+            assert driver.call_timeout == 2_000
+        assert driver.call_timeout == 60_000

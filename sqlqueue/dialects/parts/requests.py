@@ -17,6 +17,9 @@ Interrupt: TypeAlias = Callable[[bool], None]
 """A function that ends the statement that a connection is executing, from another thread; if called with true, it
 closes the connection as well."""
 
+FORMER = "sqlqueue_former_timeout"
+"""The key in a connection's ``info`` of the driver's timeout, which an application may have set, before a limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
