@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
@@ -44,6 +45,8 @@ def error_of(failure: Answer) -> tuple[Adapter, DBAPIError]:
         pytest.param((596, 6005, 17142, 18401, 17809), "outage", id="maintenance"),
         pytest.param((3906, 9002, 1105), "outage", id="read-only or full"),
         pytest.param((4060, 40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920), "outage", id="Azure"),
+        pytest.param((10936, 40143, 40540, 4221, 42108, 42109), "outage", id="Azure, not available"),
+        pytest.param((40549, 40550, 40551, 40552, 40553), "outage", id="Azure, session ended"),
         # syntax, no such object, duplicate, foreign key, conversion, raised by the application
         pytest.param((102, 208, 2627, 547, 245, 50000), "neither", id="its own"),
     ],
@@ -149,3 +152,13 @@ def test_error_numbers_of_pymssql_are_classified(number: int, kind: str) -> None
     error = DBAPIError("WRITE", None, Exception((number, b"as the test has it (1205)")))
     assert adapter.errors.code(error) == number
     assert taken_for(adapter, error) == kind
+
+
+def test_a_limit_for_one_request_leaves_the_timeout_of_the_application() -> None:
+    with served() as engine:
+        event.listen(engine, "connect", lambda driver, _: setattr(driver, "timeout", 60))
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            with adapter_for(engine.dialect).requests.time_limit(connection, timedelta(seconds=2)):
+                assert driver.timeout == 2
+            assert driver.timeout == 60

@@ -28,7 +28,11 @@ _OUTAGES = (
     *(3906, 9002, 1105),
     # Azure SQL: failover, too busy, not available, limit reached, not enough resources, too many operations
     # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
-    *(40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920),
+    *(40197, 40501, 40613, 10928, 10929, 10936, 40143, 40540, 49918, 49919, 49920),
+    # Azure SQL: session ended by its age, locks, share of tempdb, of the log or of memory
+    *(40549, 40550, 40551, 40552, 40553),
+    # a replica that is still starting; a paused or resuming pool of Azure Synapse
+    *(4221, 42108, 42109),
     # pymssql, with DB-Library's numbers: connection failed, read, write, no socket, unreachable, closed
     *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
 )
