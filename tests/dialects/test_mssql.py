@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import DateTime, Engine, String, Unicode, event, select
+from sqlalchemy import DateTime, Engine, Identity, PrimaryKeyConstraint, Text, event, select
 from sqlalchemy.dialects import mssql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ArgumentError, QueueSession, UnsupportedIsolationError
+from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedIsolationError
 from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapter_for
+from sqlqueue.dialects.mssql.tables import is_narrow
 from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Base, Chore, DataBase, Document, Listing, QueuePause, Report, Seat, Task
+from tests.support.models import Base, Chore, DataBase, Document, Listing, QueuePause, Report, Seat, Slot, Task
 
 
 class ProgrammingError(Exception):
@@ -49,9 +51,12 @@ STATE = "databasepropertyex"
 TABLE = (NO_ROWS, ("allow_row_locks",), ("objectproperty(object_id", (1,)), ("has_perms_by_name", (1,)))
 
 
-def found(*answers: tuple[Any, ...], of: type[Any] | None = None) -> list[tuple[str, str, str, str]]:
+def found(
+    *answers: tuple[Any, ...], of: type[Any] | None = None, driver: str = "pyodbc"
+) -> list[tuple[str, str, str, str]]:
     """Return the findings about the server, or about the table of a model, if statements are answered like this."""
     engine, _ = engine_of()
+    engine.dialect.driver = driver
     for part, *rows in ((STATE, ("READ_WRITE", None, 5496)), SNAPSHOTS, *TABLE, *answers):
         answering(engine, part, *rows)
     with engine.connect() as connection:
@@ -130,6 +135,46 @@ def test_an_index_without_row_locks() -> None:
     assert fix == "ALTER INDEX [my index] ON task SET (ALLOW_ROW_LOCKS = ON)"
 
 
+class Own(DeclarativeBase):
+    pass
+
+
+class Heap(QueueMixin, Own):
+    __tablename__ = "heap"
+    __table_args__ = (PrimaryKeyConstraint("id", name="Key of heap", mssql_clustered=False),)
+    id: Mapped[int] = mapped_column(Identity())
+
+
+class Unnamed(QueueMixin, Own):
+    __tablename__ = "unnamed"
+    __table_args__ = (PrimaryKeyConstraint("id", mssql_clustered=False),)
+    id: Mapped[int] = mapped_column(Identity())
+
+
+@pytest.mark.parametrize(
+    ("model", "index", "severity"),
+    [
+        (Task, (1, "pk"), None),
+        (Task, (2, "pk"), "error"),
+        (Heap, (2, "Key of heap"), None),
+        (Heap, (1, "Key of heap"), None),
+        (Heap, (2, "pk"), "error"),
+        (Unnamed, (2, "pk"), "warning"),
+    ],
+)
+def test_a_primary_key_that_hints_do_not_name(model: Any, index: tuple[int, str], severity: str | None) -> None:
+    findings = found(("is_primary_key", index), of=model)
+    assert [(each, code) for each, code, *_ in findings] == ([] if severity is None else [(severity, "key-index")])
+    for *_, fix in findings:
+        assert fix.endswith("PrimaryKeyConstraint('id', name='pk', mssql_clustered=False)")
+
+
+def test_narrow_keys_cannot_be_sought_with_pymssql() -> None:
+    """It writes every text as a literal N'...'; text keys of the library are NVARCHAR."""
+    assert [code for _, code, *_ in found(of=Seat, driver="pymssql")] == ["narrow-key"]
+    assert found(of=Slot, driver="pymssql") == found(of=Task, driver="pymssql") == found(of=Seat) == []
+
+
 @pytest.mark.parametrize(("model", "codes"), [(Report, ["missing-privilege"]), (Chore, []), (Task, [])])
 def test_declared_keys_need_alter(model: type[Any], codes: list[str]) -> None:
     """SQLAlchemy sets IDENTITY_INSERT for them; a unique key needs none."""
@@ -200,7 +245,7 @@ def test_claims_are_identified_before_a_table_with_triggers_is_written(
     """The number of changed rows does not identify them, not even one: the triggers' statements are counted as well."""
     locking, writing = (with_triggers[f"{call} {number}"] for number in (1, 2))
     assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK, INDEX(1))")
-    assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK, INDEX(1))")
+    assert "\nFROM task WITH (ROWLOCK, FORCESEEK, INDEX(1))" in writing
     assert locking[locking.index("WHERE") :] == writing[writing.index("WHERE") :]
 
 
@@ -215,16 +260,9 @@ def test_columns_that_may_hold_any_text_are_wide() -> None:
     for base in (Base, DataBase):
         for mapper in (each for each in base.registry.mappers if hasattr(each.class_, "__queue_spec__")):
             columns = mapper.class_.__queue_spec__.columns.values()
-            narrow |= {column.name for column in columns if is_narrow(column.type)}
+            narrow |= {column.name for column in columns if is_narrow(column.type, mssql.dialect())}
     assert narrow <= ASCII
-    assert [column.name for column in QueuePause.__table__.columns if is_narrow(column.type)] == []
-
-
-def is_narrow(kind: Any) -> bool:
-    """Return whether SQL Server stores the column as VARCHAR, in a code page, and the driver sends it as such."""
-    sent = kind.dialect_impl(mssql.dialect())
-    sent = getattr(sent, "impl_instance", sent)
-    return isinstance(sent, String) and not isinstance(sent, Unicode)
+    assert [column.name for column in QueuePause.__table__.columns if is_narrow(column.type, mssql.dialect())] == []
 
 
 def test_text_for_wide_columns_is_sent_as_wide() -> None:
@@ -235,8 +273,8 @@ def test_text_for_wide_columns_is_sent_as_wide() -> None:
     @event.listens_for(engine, "before_cursor_execute")
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         binds = getattr(context.compiled, "binds", None) or {}
-        typed = ((bind.type, name) for name, bind in binds.items() if is_narrow(bind.type))
-        narrow.update(name for kind, name in typed if getattr(kind, "length", None) not in OWN)
+        typed = ((bind.type, name) for name, bind in binds.items() if is_narrow(bind.type, mssql.dialect()))
+        narrow.update(name for kind, name in typed if not isinstance(kind, Text) and kind.length not in OWN)
 
     statements(engine, log)
     # parameters of the library's own queries
@@ -246,7 +284,7 @@ def test_text_for_wide_columns_is_sent_as_wide() -> None:
 
 
 OWN = {16, 20, 80, 100}
-"""The lengths of `status` and of the VARCHAR columns of the tests' models."""
+"""The lengths of `status` and of the VARCHAR columns of the tests' models, which also have a Text."""
 
 
 def test_text_in_statements_is_ascii() -> None:

@@ -143,15 +143,23 @@ def seek_by_key(table: Table) -> str:
     """Return the hints with which a statement seeks rows through the primary key.
 
     FORCESEEK alone allows every index whose conditions the statement implies, and would lock all of its ready entries
-    instead of the named rows.  Index 1 is the clustered index, which the primary key is unless declared otherwise.  The
-    index of another primary key has its name; without one, it cannot be named.
-    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    instead of the named rows: https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    """
+    index = index_of_key(table)
+    return "FORCESEEK" if index is None else f"FORCESEEK, INDEX({index})"
+
+
+def index_of_key(table: Table) -> str | None:
+    """Return the index of the primary key, as a hint names it.
+
+    1 is the clustered index, which the primary key is unless the model declares otherwise.  The index of another
+    primary key has its name; without one, it cannot be named.
     """
     key = table.primary_key
     others = (*table.indexes, *(each for each in table.constraints if isinstance(each, UniqueConstraint)))
     if _clusters(key) is not False and not any(map(_clusters, others)):
-        return "FORCESEEK, INDEX(1)"
-    return f"FORCESEEK, INDEX({_PREPARER.format_constraint(key)})" if key.name else "FORCESEEK"
+        return "1"
+    return _PREPARER.format_constraint(key) if key.name else None
 
 
 def _clusters(index: Any) -> bool | None:

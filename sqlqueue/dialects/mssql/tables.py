@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, String, Unicode, func, literal, or_, select
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
 
 from ...queue.findings import Finding, Severity
 from ...queue.spec import QueueSpec
 from ..naming import live_name, plain
+from .keys import index_of_key
 from .schema import INDEXES, is_of, name_of
 
 
@@ -39,6 +42,7 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
         )
         fix = f"ALTER INDEX {plain(connection.dialect, index)} ON {name} SET (ALLOW_ROW_LOCKS = ON)"
         yield Finding.of(spec, Severity.ERROR, "no-row-locks", message, fix)
+    yield from _findings_of_key(connection, spec)
     if _sets_identities(spec) and not connection.scalar(select(may(connection, spec, "ALTER"))):
         key = getattr(spec.table.autoincrement_column, "name", None)
         message = (
@@ -50,6 +54,45 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
             f" UniqueMixin and declare tasks by unique_key, or GRANT ALTER ON {name} to this account"
         )
         yield Finding.of(spec, Severity.WARNING, "missing-privilege", message, fix)
+
+
+def _findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield the reasons why statements cannot seek rows by primary key."""
+    is_key = (is_of(connection, spec.table), INDEXES.c.is_primary_key == 1)
+    live = connection.execute(select(INDEXES.c.index_id, INDEXES.c.name).where(*is_key)).first()
+    named = index_of_key(spec.table)
+    if live is not None and named not in {plain(connection.dialect, live[1]), *(["1"] if live[0] == 1 else [])}:
+        columns = ", ".join(repr(column.name) for column in spec.primary_key)
+        key = f"PrimaryKeyConstraint({columns}, name={live[1]!r}, mssql_clustered={live[0] == 1})"
+        fix = f"declare it in __table_args__ as {key}"
+        if named is None:
+            message = (
+                f"the model does not name the primary key of {spec.table.fullname}, which it declares as not clustered:"
+                " statements that lock tasks by key may read, and lock, others through another index"
+            )
+            yield Finding.of(spec, Severity.WARNING, "key-index", message, fix)
+        else:
+            what = "is not its clustered index" if named == "1" else f"is not the index {named}"
+            message = (
+                f"the primary key of {spec.table.fullname} {what}, as the model declares: every statement that"
+                " finds tasks by key fails (errors 308 and 8622)"
+            )
+            yield Finding.of(spec, Severity.ERROR, "key-index", message, fix)
+    narrow = [column.name for column in spec.primary_key if is_narrow(column.type, connection.dialect)]
+    if narrow and connection.dialect.driver == "pymssql":
+        message = (
+            f"pymssql sends every text as NVARCHAR, and {', '.join(narrow)} in the primary key of"
+            f" {spec.table.fullname} is VARCHAR: rows are converted instead of sought, so statements fail (error 8622)"
+        )
+        fix = "use pyodbc or aioodbc, or make the column NVARCHAR, as Unicode declares it"
+        yield Finding.of(spec, Severity.ERROR, "narrow-key", message, fix)
+
+
+def is_narrow(kind: TypeEngine[Any], dialect: Dialect) -> bool:
+    """Return whether a column of this type is VARCHAR, in a code page."""
+    stored: Any = kind.dialect_impl(dialect)
+    stored = getattr(stored, "impl_instance", stored)
+    return isinstance(stored, String) and not isinstance(stored, Unicode)
 
 
 def may(connection: Connection, spec: QueueSpec, privilege: str) -> Any:
