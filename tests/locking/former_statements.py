@@ -109,6 +109,10 @@ class OracleWithFormerBlock(oracle.Oracle):
         return block.pick.state if block.assignments else ()
 
 
+class CrowdedOracleWithFormerBlock(OracleWithFormerBlock, oracle.OracleWithFewSlots):
+    pass
+
+
 FORMER: dict[str, Adapter] = {
     "mssql": FormerSQLServer(),
     "oracle": FormerOracle(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -51,7 +51,15 @@ class OutOfTurn(Violation):
 
 
 class Deadlock(Violation):
-    """All remaining transactions wait for one another."""
+    """Transactions wait for one another."""
+
+
+class LeaseNotExtended(Violation):
+    """A heartbeat skips the row of a claim although its own handler has not locked it: the lease may expire."""
+
+
+WAITING: frozenset[type[Violation]] = frozenset({Waits, WaitsForUnconcerned, LocksTooMuch, FindsTooLittle, Deadlock})
+"""Violations that cost time, but neither run a task twice nor lose one."""
 
 
 def can_be_claimed(row: Row) -> bool:
@@ -74,17 +82,21 @@ class _Watched:
     theirs: set[int]
     touched: set[tuple[Transaction, Resource]] = field(default_factory=set)
     """The rows that other transactions have locked in the meantime."""
+    leases: dict[int, str] = field(default_factory=dict)
+    """The claimers of the rows whose leases it must extend."""
 
 
 class Guarantees(Checker):
     """The guarantees for the rows of one table."""
 
-    def __init__(self, server: Server, table: Table, line: str | None = None, *, may_wait: bool = False) -> None:
+    def __init__(
+        self, server: Server, table: Table, line: str | None = None, allowed: Collection[type[Violation]] = ()
+    ) -> None:
         """``line``: the column that groups messages; one claimer at a time gets the messages of a group, in order.
-        ``may_wait``: claims may wait; all other guarantees are checked.
+        ``allowed``: the guarantees that are not checked.
         """
         self._server = server
-        self._may_wait = may_wait
+        self._allowed = tuple(allowed)
         self._table = table
         self._line = line
         self._lines: dict[int, Any] = {}
@@ -99,14 +111,17 @@ class Guarantees(Checker):
     def begins(self, actor: Actor) -> None:
         assert actor.step is not None
         self._actors[actor.name] = actor
-        if not (actor.step.claims or actor.step.keeps_to_its_rows):
+        if not (actor.step.claims or actor.step.keeps_to_its_rows or actor.step.extends):
             return
         mine = self._locked(actor.name)
         theirs = set().union(*(self._locked(name) for name in self._server.open if name != actor.name))
         rows = self._server.committed[self._table]
         its = {number for number, row in rows.items() if actor.step.matches(row)}
         free = {number for number in its if can_be_claimed(rows[number]) and not self._is_held_back(rows, number)}
-        self._watched[actor.name] = _Watched(mine, its, free - mine - theirs, theirs)
+        leases = {number: self._owner[number].name for number in self._owner if self._is_running(number)}
+        held = {number for name in self._server.open for number in self._locked(name) if leases.get(number) == name}
+        leases = {number: name for number, name in leases.items() if actor.step.extends and number not in held}
+        self._watched[actor.name] = _Watched(mine, its, free - mine - theirs, theirs, leases=leases)
 
     def ends(self, actor: Actor, found: Any, *, lost: bool) -> None:
         assert actor.step is not None
@@ -114,6 +129,8 @@ class Guarantees(Checker):
             self._judge_claim(actor, self._numbers(found))
         elif actor.step.keeps_to_its_rows:
             self._judge_locks(actor, self._watched.pop(actor.name))
+        elif actor.step.extends:
+            self._judge_leases(actor, self._watched.pop(actor.name))
         self._judge_waiting_for(actor)
         if actor.step.settles:
             self._settled.add(actor.name)
@@ -131,25 +148,25 @@ class Guarantees(Checker):
         assert actor.step is not None
         for number in found:
             if self._owner.get(number, actor) is not actor:
-                raise ClaimedTwice(f"row {number} goes to {actor.name}, and {self._owner[number].name} has it")
+                self._raise(ClaimedTwice(f"row {number} goes to {actor.name}, and {self._owner[number].name} has it"))
             self._owner[number] = actor
             row = self._server.committed[self._table].get(number)
             if row is None or not can_be_claimed(row) or not actor.step.matches(row):
-                raise TakesWrongly(f"{actor.name} gets row {number}, which is {row}")
+                self._raise(TakesWrongly(f"{actor.name} gets row {number}, which is {row}"))
             self._judge_turn(actor, number)
         theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
         surplus = self._locked(actor.name) - watched.mine - found - theirs
         if surplus:
-            raise LocksTooMuch(f"{actor.name} gets {found}, and keeps a lock on {surplus}")
+            self._raise(LocksTooMuch(f"{actor.name} gets {found}, and keeps a lock on {surplus}"))
         missing = watched.free - found - theirs - self._beside(theirs)
         if len(found) < actor.step.limit and missing:
-            raise FindsTooLittle(f"{actor.name} gets {found} of {actor.step.limit}, and {missing} were free")
+            self._raise(FindsTooLittle(f"{actor.name} gets {found} of {actor.step.limit}, and {missing} were free"))
 
     def _judge_turn(self, actor: Actor, number: int) -> None:
         for other in self._beside({number}) if self._line else ():
             owner = self._owner.get(other, actor)
             if owner is not actor:
-                raise OutOfTurn(f"{actor.name} gets row {number}, and {owner.name} has {other} of the same key")
+                self._raise(OutOfTurn(f"{actor.name} gets row {number}, and {owner.name} has {other} of the same key"))
 
     def _judge_locks(self, actor: Actor, watched: _Watched) -> None:
         theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
@@ -157,7 +174,14 @@ class Guarantees(Checker):
         its = watched.its | {number for number, row in rows.items() if actor.step.matches(row)}  # type: ignore[union-attr]
         surplus = self._locked(actor.name) - watched.mine - its - theirs
         if surplus:
-            raise LocksTooMuch(f"{actor.name}'s {actor.step} keeps a lock on {surplus}")
+            self._raise(LocksTooMuch(f"{actor.name}'s {actor.step} keeps a lock on {surplus}"))
+
+    def _judge_leases(self, actor: Actor, watched: _Watched) -> None:
+        written = {number for _, number in self._server.transaction(actor.name).changes}
+        for number, name in watched.leases.items():
+            by_owner = {number for transaction, each in watched.touched if transaction.name == name}
+            if self._is_running(number) and number not in by_owner | written:
+                self._raise(LeaseNotExtended(f"{actor.name}'s {actor.step} skips row {number} of {name}"))
 
     def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None:
         self._waiting.append(actor)
@@ -167,20 +191,30 @@ class Guarantees(Checker):
     def _judge_waiting_for(self, holder: Actor) -> None:
         """Check the transactions that wait for locks left by a step."""
         self._waiting = [actor for actor in self._waiting if actor.wait]
-        for actor in () if self._may_wait else self._waiting:
+        for actor in self._waiting:
             step, (resource, mode) = actor.step, actor.wait  # type: ignore[misc]
             waiting = self._server.transaction(actor.name)
             if holder.name not in [each.name for each in self._server.locks.in_the_way(waiting, resource, mode)]:
                 continue
             if step.claims or step.never_waits:
-                raise Waits(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
+                self._raise(Waits(f"{actor.name}'s {step} waits for {resource} of {holder.name}"))
             versions = [rows[self._table].get(self._number(resource) or 0) for rows in self._server.both()]
             known = [row for row in versions if row is not None]
             if known and not any(map(step.matches, known)):
-                raise WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
+                self._raise(WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {holder.name}"))
 
-    def hangs(self, actors: list[Actor]) -> None:
-        raise Deadlock(", ".join(f"{actor.name}'s {actor.step} waits for {actor.wait}" for actor in actors))
+    def hangs(self, actors: list[Actor]) -> bool:
+        self._raise(Deadlock(", ".join(f"{actor.name}'s {actor.step} waits for {actor.wait}" for actor in actors)))
+        return True
+
+    def aborts(self, actor: Actor) -> None:
+        self._watched.pop(actor.name, None)
+        self._settled.discard(actor.name)
+        self._owner = {n: owner for n, owner in self._owner.items() if owner is not actor or self._is_running(n)}
+
+    def _raise(self, violation: Violation) -> None:
+        if not isinstance(violation, self._allowed):
+            raise violation
 
     def _watch(self, transaction: Transaction, resource: Resource, taken: bool) -> None:
         for name, watched in self._watched.items():
@@ -194,6 +228,10 @@ class Guarantees(Checker):
         identities = {claim_of(task).identity for task in tasks}
         rows = self._server.latest()[self._table]
         return {number for number, row in rows.items() if tuple(row[name] for name in key) in identities}
+
+    def _is_running(self, number: int) -> bool:
+        row = self._server.committed[self._table].get(number)
+        return row is not None and row["status"] == "running"
 
     def _is_final(self, number: int) -> bool:
         row = self._server.committed[self._table].get(number)
@@ -215,7 +253,7 @@ class Guarantees(Checker):
         return {number for number, line in self._lines.items() if line in lines}
 
     def _locked(self, name: str) -> set[int]:
-        held = self._server.locks.of(self._server.transaction(name))
+        held = self._server.held(self._server.transaction(name))
         return {number for resource in held if (number := self._number(resource)) is not None}
 
     def _number(self, resource: Resource) -> int | None:

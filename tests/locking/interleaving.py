@@ -34,6 +34,8 @@ class Step:
     """Whether it must not keep locks on rows that it is not about."""
     settles: bool = False
     """Whether its commit ends the claims."""
+    extends: bool = False
+    """Whether it must extend the leases of all claims."""
 
     def __repr__(self) -> str:
         return self.name
@@ -41,6 +43,12 @@ class Step:
 
 COMMIT = Step("commit", lambda session, _: session.commit())
 DEADLOCK = "deadlock"
+
+
+class DeadlockError(Exception):
+    """Ends a transaction, as the error of a server does."""
+
+
 Script = Sequence[Step]
 
 
@@ -59,6 +67,13 @@ class Actor:
     """The turn at which it began to wait."""
 
     def play(self, engine: Engine, interleaving: Interleaving) -> None:
+        try:
+            self._play(engine, interleaving)
+        except DeadlockError:
+            interleaving.checker.aborts(self)
+        self.step = None
+
+    def _play(self, engine: Engine, interleaving: Interleaving) -> None:
         with QueueSession(engine, expire_on_commit=False) as session:
             for step in self.script:
                 self.step = step
@@ -74,7 +89,6 @@ class Actor:
                 interleaving.checker.ends(self, found, lost=lost)
                 if lost or step.settles:
                     self.claimed.clear()
-        self.step = None
 
 
 def _shown(task: Any) -> Any:
@@ -89,7 +103,10 @@ class Checker:
     def begins(self, actor: Actor) -> None: ...
     def ends(self, actor: Actor, found: Any, *, lost: bool) -> None: ...
     def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None: ...
-    def hangs(self, actors: list[Actor]) -> None: ...
+    def aborts(self, actor: Actor) -> None: ...
+    def hangs(self, actors: list[Actor]) -> bool:
+        """Return whether a deadlock ends only the transaction that has completed it, as on a server."""
+        return False
 
 
 class Interleaving:
@@ -199,8 +216,10 @@ class ModelInterleaving(Interleaving):
         actor.has_waited = True
         self.checker.waits(actor, wait[0], self._holders(actor))
         if self._waits_for_itself(actor):
+            if self.checker.hangs([each for each in self.actors if each.wait]):
+                actor.wait = None
+                raise DeadlockError
             self.tell(DEADLOCK)
-            self.checker.hangs([each for each in self.actors if each.wait])
         self._main.switch()
         actor.wait = None
 

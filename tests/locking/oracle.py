@@ -102,6 +102,23 @@ class OracleThatJudgesAgain(Oracle):
     judges_again = True
 
 
+class OracleWithFewSlots(Oracle):
+    """A block has room for two transactions: a third one waits for one of them before it locks a row, with SKIP LOCKED
+    too, about which the manual says nothing.  Each table is one block here.  INITRANS in *CREATE TABLE*, and "enq: TX -
+    allocate ITL entry" in *Database Reference*:
+    https://docs.oracle.com/en/database/oracle/oracle-database/23/refrn/descriptions-of-wait-events.html
+    """
+
+    ROOM: ClassVar[int] = 2
+
+    def lock(self, transaction: Transaction, resource: Resource, mode: Mode, *, skips: bool = False) -> bool:
+        slots: list[Resource] = [(f"{resource[0]}, slots", number) for number in range(self.ROOM)]
+        if not any(self.locks.has(transaction, each) for each in slots):
+            free = [each for each in slots if not self.locks.in_the_way(transaction, each, Mode.EXCLUSIVE)]
+            super().lock(transaction, (free or slots)[0], Mode.EXCLUSIVE)
+        return super().lock(transaction, resource, mode, skips=skips)
+
+
 def _text(element: Any) -> str:
     text = str(element.compile(dialect=_DIALECT))
     return re.sub(r":\w+", "?", re.sub(r"\s+", " ", text))

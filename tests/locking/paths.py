@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, ColumnClause, Index, Select, Table
+from sqlalchemy import Column, ColumnClause, Index, Select, Table, or_
+from sqlalchemy.dialects import mssql
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BooleanClauseList
 
 from tests.locking.rows import Parameters, Row, columns_of
 
 _NAMED = re.compile(r"INDEX ?\((\w+)\)")  # SQL Server's hint, and MySQL's FORCE INDEX
+_MSSQL = mssql.dialect()  # type: ignore[no-untyped-call]
 _SOUGHT = re.compile(r"FORCESEEK|PRIMARY")
 
 
@@ -30,11 +32,15 @@ class Path:
     """Whether it must look up the keys that it names. Otherwise a planner may scan a small table.
     https://learn.microsoft.com/en-us/archive/blogs/pamitt/queries-with-updlock-hints-on-small-tables-causing-blocking
     """
+    named: bool
+    """Whether the statement names the index, or the primary key."""
     terms: tuple[Any, ...]
     """The criteria, all of which must hold."""
     limit: int | None
     skips: bool
     """SKIP LOCKED, READPAST."""
+    keeps: bool
+    """UPDLOCK."""
     selected: frozenset[str]
     parameters: Parameters
     is_select: bool
@@ -51,9 +57,11 @@ class Path:
             table=table,
             index=indexes[0] if indexes else None,
             sought=bool(indexes or _SOUGHT.search(hints)),
+            named=named is not None,
             terms=tuple(_conjuncts(statement._where_criteria)),
             limit=getattr(statement, "_limit", None),
             skips="READPAST" in hints or (locking is not None and locking.skip_locked),
+            keeps="UPDLOCK" in hints,
             selected=frozenset(column.name for column in columns_of_all(columns)),
             parameters=parameters,
             is_select=isinstance(statement, Select),
@@ -99,6 +107,36 @@ class Path:
             prefix.append(equal[column.name])
         return tuple(prefix)
 
+    @property
+    def alternatives(self) -> Sequence[Path]:
+        """The paths among which SQL Server chooses: without INDEX, FORCESEEK allows any index that has all rows of the
+        statement and whose first column is restricted."""
+        if self.named or not self.sought:
+            return [self]
+        return [self, *(replace(self, index=each) for each in sorted(self.table.indexes, key=_name) if self._may(each))]
+
+    def _may(self, index: Index) -> bool:
+        predicate = index.dialect_options["mssql"]["where"]
+        first, _ = next(terms_of(index))
+        implied = {str(term).replace(f"{self.table.name}.", "") for term in self.terms}
+        implied |= {f"{term.left.name} IS NOT NULL" for term in self.terms if _is_equality(term)}
+        restricted = any(getattr(term, "left", None) is first for term in self.terms)
+        return restricted and (predicate is None or str(predicate) in implied)
+
+    @property
+    def by_prefix(self) -> tuple[Any, ...]:
+        """:attr:`ranges`, with the first columns alone of primary keys that OR combines."""
+        return tuple(map(self._prefix, self.ranges))
+
+    def _prefix(self, term: Any) -> Any:
+        if not isinstance(term, BooleanClauseList) or term.operator is not operators.or_:
+            return term
+        if "VALUES" in str(term.compile(dialect=_MSSQL)):  # which a join looks up one by one
+            return term
+        keys = [[each for each in _conjuncts([key]) if _is_equality(each)] for key in term.clauses]
+        first = next(iter(self.table.primary_key))
+        return or_(*(each for key in keys for each in key if each.left is first)) if min(map(len, keys)) > 1 else term
+
     @cached_property
     def on_index(self) -> tuple[Any, ...]:
         """The criteria that can be evaluated on an index entry."""
@@ -125,6 +163,10 @@ def in_order(index: Index | None, table: Table, rows: Sequence[tuple[int, Row]])
 
 def _nulls_first(value: Any) -> tuple[bool, Any]:
     return value is not None, value
+
+
+def _name(index: Index) -> str:
+    return str(index.name)
 
 
 def columns_of_all(columns: Any) -> set[Column[Any]]:

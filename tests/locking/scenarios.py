@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import select
+
 from sqlqueue import Claim, claim_of
 from sqlqueue.kinds.new_slots import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
 from tests.locking.interleaving import COMMIT, Script, Step
 from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scenario, claim, rows_of
-from tests.support.models import Film, Mail, Slot, Task, Visit
+from tests.support.models import Film, Ledger, Mail, Slot, Task, Visit
 
 _MINUTE = timedelta(minutes=1)
+_WORK = Step("work", lambda session, _: session.scalars(select(Ledger.id)).all())
 
 
 def _leases() -> Sequence[Script]:
@@ -59,20 +62,27 @@ def _criteria() -> Sequence[Script]:
     ]
 
 
-def _heartbeat() -> Sequence[Script]:
+def _heartbeat(*others: Step) -> Callable[[], Sequence[Script]]:
     """Extend leases on a separate connection while a handler holds its row."""
-    claims: list[Any] = []
 
-    tell = Step("tell", lambda _, mine: claims.extend(map(claim_of, mine)))
+    def scripts() -> Sequence[Script]:
+        claims: list[Any] = []
 
-    def beat(session: Any, _: Any) -> None:
-        extend(session, claims or [Claim(Task, (99,), 1, 7)], _MINUTE)
+        def take(session: Any, _: Any) -> Any:
+            taken = session.claim_many(Task, limit=2)
+            claims.extend(map(claim_of, taken))
+            return taken
 
-    return [
-        (claim(Task, limit=2), COMMIT, tell, COMPLETE, COMMIT),
-        (Step("beat", beat, never_waits=True), COMMIT) * 4,
-        (claim(Task), COMPLETE, COMMIT),
-    ]
+        def beat(session: Any, _: Any) -> None:
+            extend(session, claims or [Claim(Task, (99,), 1, 7)], _MINUTE)
+
+        return [
+            (Step("claim", take, claims=True, limit=2), COMMIT, _WORK, _WORK, COMPLETE, COMMIT),
+            (Step("beat", beat, never_waits=True, extends=True), COMMIT) * 4,
+            (*others, _WORK, COMPLETE, COMMIT),
+        ]
+
+    return scripts
 
 
 def _sets() -> Sequence[Script]:
@@ -120,7 +130,8 @@ SCENARIOS = {
     "twice": Scenario(Mail, rows_of(5, topic=["x"]), _again("default")),
     "twice, locks": Scenario(Mail, rows_of(5, topic=["x"]), _again(None)),
     "criteria": Scenario(Task, rows_of(5, name=["a", "b"]), _criteria),
-    "heartbeat": Scenario(Task, rows_of(4), _heartbeat),
+    "heartbeat": Scenario(Task, rows_of(4), _heartbeat(claim(Task))),
+    "heartbeat, locks": Scenario(Task, rows_of(4), _heartbeat(claim(Task, lease=None, limit=3))),
     "sets": Scenario(Task, rows_of(4, name=["a", "b"]), _sets),
     "stages": Scenario(Film, rows_of(2, stage=["cut"]), _stages),
     "limits": Scenario(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),

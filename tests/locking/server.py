@@ -54,6 +54,8 @@ class Server:
         self.committed: Versions = {}
         self.open: dict[str, Transaction] = {}
         self.evaluator = evaluator()
+        self.choose: Callable[[Sequence[Any]], Any] = lambda options: options[-1]
+        """Chooses among what the documentation allows."""
         self.watch: Callable[[Transaction, Resource, bool], None] = lambda *_: None
         """Called for each lock that is taken, and for each that is released before the end of its transaction."""
 
@@ -133,6 +135,10 @@ class Server:
         self.watch(transaction, resource, True)
         return True
 
+    def held(self, transaction: Transaction) -> set[Resource]:
+        """Return what no other transaction may write."""
+        return self.locks.of(transaction)
+
     def unlock(self, transaction: Transaction, resource: Resource) -> None:
         self.locks.release(transaction, resource)
         self.watch(transaction, resource, False)
@@ -151,10 +157,13 @@ class Server:
         if isinstance(statement, (Update, Delete)):
             return self.write(transaction, statement, one)
         if isinstance(statement, Select) and self.is_locking(statement):
-            path = Path.of(statement, one)
+            path = self.path(statement, one)
             found = self.lock_rows(transaction, path)
             return Answer([self.selected(transaction, path.table, each, statement) for each in found])
         return self.read(transaction, statement, one)
+
+    def path(self, statement: Any, parameters: Parameters) -> Path:
+        return Path.of(statement, parameters)
 
     def is_locking(self, statement: Select[Any]) -> bool:
         return statement._for_update_arg is not None
@@ -169,7 +178,7 @@ class Server:
 
     def write(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
         table, rows = statement.table, []
-        found = self.lock_rows(transaction, Path.of(statement, parameters))
+        found = self.lock_rows(transaction, self.path(statement, parameters))
         for number in found:
             old = self.row(transaction, table, number)
             self.put(transaction, table, number, statement, parameters)
@@ -237,15 +246,20 @@ class Server:
     def entries(self, path: Path) -> list[tuple[int, Row]]:
         """Yield the entries to read, in order; both versions of a row that is being changed."""
         found: dict[Any, tuple[int, Row]] = {}
-        for world in self.both():
+        changes = any(table is path.table for each in self.open.values() for table, _ in each.changes)
+        for world in self.both() if changes else (self.committed,):
             shown = {**world, path.table: world.get(path.table, {})}
-            for number in self.evaluator.numbers(shown, path.table, path.ranges, path.parameters):
+            for number in self.evaluator.numbers(shown, path.table, self.ranges(path), path.parameters):
                 row = shown[path.table][number]
                 if path.index is None:
                     found[number] = number, row
                 elif self.has_entry(path.index, row):
                     found[entry(path.index, number, row)] = number, row
         return in_order(path.index, path.table, list(found.values()))
+
+    def ranges(self, path: Path) -> Sequence[Any]:
+        """Return the criteria that bound what a statement reads."""
+        return path.ranges
 
     def holds(self, transaction: Transaction, table: Table, number: int, terms: Sequence[Any], parameters: Any) -> bool:
         """Return whether the criteria hold for a row, as the holder of its lock sees it."""

@@ -1,17 +1,24 @@
 """SQL Server: locks on index entries and, separately, on rows of the clustered index.
 
-- *Table hints*, remarks: "lock hints ROWLOCK, UPDLOCK, AND XLOCK that acquire row-level locks may place locks on index
-  keys rather than the actual data rows", as when a covering index serves the query.  UPDLOCK is held to the end of the
-  transaction; READPAST skips locked rows and keys, but not when an UPDATE changes secondary indexes.
+- *Table hints*: "lock hints ROWLOCK, UPDLOCK, AND XLOCK that acquire row-level locks may place locks on index keys
+  rather than the actual data rows", as when a covering index serves the query.  UPDLOCK: "update locks are to be taken
+  and held until the transaction completes", whether the row matches or not.  READPAST skips locked rows and keys, but
+  an UPDATE "may block [..] when modifying secondary indexes".  FORCESEEK without INDEX: "through any relevant index".
   https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-- The lock on an entry that does not match in the seek itself is released; after the row lookup it is kept.
-  https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup
-- A plain SELECT takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it reads committed data.
+- An UPDATE without UPDLOCK releases the U lock on a row that does not match: *Transaction locking and row versioning
+  guide*, as does a plain SELECT, which takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it
+  reads committed data.
   https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide
+- An OR of keys of several columns, all parameters, may be read as a range of the first column: the parameters might be
+  equal.  https://dba.stackexchange.com/questions/45107
+
+What is kept and what is read in addition is a property of the plan.  :class:`SQLServer` does all that the
+documentation allows, :class:`SQLServerAtBest` nothing of it; `sqlserver_settings` has options of the database.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import CTE, Select, Table, Update, update
@@ -26,8 +33,22 @@ from tests.locking.server import Answer, Server, Transaction
 class SQLServer(Server):
     row_versions: ClassVar[bool] = True
     """READ_COMMITTED_SNAPSHOT."""
-    keeps_entry_of_skipped: ClassVar[bool] = False
-    """Whether the U lock stays on an entry whose row READPAST skipped. Undocumented, so both variants are tested."""
+    keeps_rejected: ClassVar[bool] = True
+    """Whether UPDLOCK keeps the lock on an entry or a row that does not match, and on an entry whose row READPAST
+    skips.  https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup describes when S
+    locks are released; nothing does so for U locks."""
+    uses_any_index: ClassVar[bool] = True
+    """Whether a statement with FORCESEEK alone uses any index that has its rows."""
+    reads_prefixes: ClassVar[bool] = True
+    """Whether an OR of keys of several columns reads all rows with one of their first columns."""
+
+    def path(self, statement: Any, parameters: Parameters) -> Path:
+        path = super().path(statement, parameters)
+        chosen: Path = self.choose(path.alternatives) if self.uses_any_index else path
+        return chosen
+
+    def ranges(self, path: Path) -> Sequence[Any]:
+        return path.by_prefix if self.reads_prefixes and path.index is None else path.ranges
 
     def is_locking(self, statement: Select[Any]) -> bool:
         return any("UPDLOCK" in hint for hint in statement._hints.values())
@@ -49,34 +70,40 @@ class SQLServer(Server):
         """Lock through an index: the entry, and the row if it is looked up."""
         assert path.index is not None
         resource: Resource = (str(path.index.name), entry(path.index, number, row))
-        fresh = not self.locks.has(transaction, resource)
+        fresh = not self.has(transaction, resource)
         if not self.lock(transaction, resource, Mode.UPDATE, skips=path.skips):
             return False
         now = self.row(transaction, path.table, number)
         there = now is not None and self.has_entry(path.index, now) and entry(path.index, number, now) == resource[1]
         if not there or not self.holds(transaction, path.table, number, path.on_index, path.parameters):
-            if fresh:
-                self.unlock(transaction, resource)
+            self._reject(transaction, path, resource, fresh=fresh)
             return False
         if path.is_covered:
             return True
-        if not self.lock(transaction, (path.table.name, number), Mode.UPDATE, skips=path.skips):
-            if fresh and not self.keeps_entry_of_skipped:
-                self.unlock(transaction, resource)
-            return False
-        return self.holds(transaction, path.table, number, path.terms, path.parameters)
+        if self._lock_row(transaction, path, number, row):
+            return True
+        if not self.has(transaction, (path.table.name, number)):
+            self._reject(transaction, path, resource, fresh=fresh)
+        return False
 
-    def _lock_row(self, transaction: Transaction, path: Path, number: int, row: Row) -> bool:
+    def _lock_row(self, transaction: Transaction, path: Path, number: int, _: Row) -> bool:
         """Lock in the clustered index, which has all columns for the criteria."""
         resource = (path.table.name, number)
-        fresh = not self.locks.has(transaction, resource)
+        fresh = not self.has(transaction, resource)
         if not self.lock(transaction, resource, Mode.UPDATE, skips=path.skips):
             return False
         if self.holds(transaction, path.table, number, path.terms, path.parameters):
             return True
-        if fresh:
-            self.unlock(transaction, resource)
+        # "after the lookup", says the article cited above, even S locks are kept
+        self._reject(transaction, path, resource, fresh=fresh and not (path.keeps and path.index is not None))
         return False
+
+    def _reject(self, transaction: Transaction, path: Path, resource: Resource, *, fresh: bool) -> None:
+        if fresh and not (path.keeps and self.keeps_rejected):
+            self.unlock(transaction, resource)
+
+    def has(self, transaction: Transaction, resource: Resource) -> bool:
+        return self.locks.has(transaction, resource)
 
     def read(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
         if not self.row_versions and isinstance(statement, Select):
@@ -88,11 +115,10 @@ class SQLServer(Server):
         """Wait for writers: take an S lock on each row that is read, one after the other."""
         numbers = [*self.latest().get(table, {})]
         if statement.get_final_froms() == [table]:
-            path = Path.of(statement, parameters)
-            numbers = [number for number, _ in self.entries(path)]
+            numbers = [number for number, _ in self.entries(self.path(statement, parameters))]
         for number in numbers:
             resource = (table.name, number)
-            fresh = not self.locks.has(transaction, resource)
+            fresh = not self.has(transaction, resource)
             self.lock(transaction, resource, Mode.SHARE)
             if fresh:
                 self.unlock(transaction, resource)
@@ -101,7 +127,7 @@ class SQLServer(Server):
         if not isinstance(statement.table, CTE):
             return super().write(transaction, statement, parameters)
         picked: CTE = statement.table
-        path = Path.of(picked.element, parameters)
+        path = self.path(picked.element, parameters)
         rows = []
         for number in self.lock_rows(transaction, path):
             old = self.row(transaction, path.table, number)
@@ -118,12 +144,12 @@ class SQLServer(Server):
         return tuple(self.columns(table, number, row, [table.c[column.name]])[0] for column, row in asked)
 
 
+class SQLServerAtBest(SQLServer):
+    keeps_rejected = uses_any_index = reads_prefixes = False
+
+
 class SQLServerWithoutRowVersions(SQLServer):
     row_versions = False
-
-
-class SQLServerThatKeepsEntries(SQLServer):
-    keeps_entry_of_skipped = True
 
 
 def _on_table(statement: Update, table: Table) -> Update:

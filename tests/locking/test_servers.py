@@ -8,23 +8,20 @@ from random import Random
 import pytest
 from sqlalchemy import delete
 
-from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.interleaving import DEADLOCK, ModelInterleaving
-from tests.locking.models import BY_ENTRY, VIOLATED
-from tests.locking.postgresql import PostgreSQL
+from tests.locking.models import BY_ENTRY, MODELS
 from tests.locking.real_servers import ServerInterleaving
 from tests.locking.scenarios import SCENARIOS
 from tests.locking.steps import Scenario
 from tests.support.harness import Database
 
-MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
 PLAYS = 1
 
 
 def by_model(db: Database, scenario: Scenario, turns: list[int], *, longest_first: bool = True) -> list[list[str]]:
-    scripts = scenario.scripts()
+    server = MODELS[db.case.name].server
     interleaving = ModelInterleaving(
-        MODELS[db.case.name], db.case.name, scripts, finely=False, longest_first=longest_first
+        server, db.case.name, scenario.scripts(), finely=False, longest_first=longest_first
     )
     for model, rows in scenario.all_rows.items():
         interleaving.server.load(model.__table__, rows)
@@ -59,7 +56,7 @@ def test_servers_behave_like_their_models(sync_db: Database, name: str) -> None:
 @pytest.mark.requires("waits_sql")
 @pytest.mark.parametrize("name", BY_ENTRY)
 def test_deadlocks_of_the_model_happen_on_the_server(sync_db: Database, name: str) -> None:
-    if name not in VIOLATED.get(sync_db.case.name, ()):
+    if name not in MODELS[sync_db.case.name].allowed:
         pytest.skip("the model finds no deadlock")
     turns = next(
         each for each in ways_to_take_turns(name) if by_model(sync_db, SCENARIOS[name], each)[-1] == [DEADLOCK]

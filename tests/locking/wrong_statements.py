@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select
+from sqlalchemy import Select, or_
 
 from sqlqueue.dialects.base import Adapter
 from sqlqueue.dialects.mssql import SQLServer
@@ -45,6 +45,35 @@ class ScanningSQLServer(SQLServerLocking):
 class ScanningSQLServerKeys(SQLServerKeys):
     def by_key(self, spec: Any, statement: Any) -> Any:
         return statement
+
+
+class UnnamedIndexSQLServer(SQLServerLocking):
+    """Without INDEX, like the statements of the next class."""
+
+    def named(self, spec: Any, *criteria: Any, waits: bool) -> Select[Any]:
+        return _without_key_hint(super().named(spec, *criteria, waits=waits))
+
+    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
+        return _without_key_hint(super().picking(pick, *columns))
+
+
+class UnnamedIndexSQLServerKeys(SQLServerKeys):
+    def by_key(self, spec: Any, statement: Any) -> Any:
+        return _without_key_hint(super().by_key(spec, statement))
+
+
+class CombiningSQLServerKeys(SQLServerKeys):
+    """Combines keys of several columns with OR."""
+
+    def key_in(self, spec: Any, keys: Sequence[Any]) -> Any:
+        return or_(*map(spec.key, keys))
+
+
+class LockingEntriesSQLServer(SQLServerLocking):
+    """Claims that only lock read the index with UPDLOCK."""
+
+    def is_served(self, pick: Any) -> bool:
+        return bool(pick.exact)
 
 
 class WaitingPostgreSQL(PostgreSQLLocking):
@@ -86,7 +115,15 @@ class UnlockedKeysMySQL(MySQLInserts):
 
 
 def _without_readpast(statement: Select[Any]) -> Select[Any]:
-    hints: Any = {key: hint.replace("READPAST, ", "") for key, hint in statement._hints.items()}
+    return _without(statement, "READPAST, ")
+
+
+def _without_key_hint(statement: Any) -> Any:
+    return _without(statement, ", INDEX(1)")
+
+
+def _without(statement: Any, part: str) -> Any:
+    hints: Any = {key: hint.replace(part, "") for key, hint in statement._hints.items()}
     bare = statement._clone()
     bare._hints = bare._hints.__class__(hints)
     return bare
@@ -107,6 +144,9 @@ def _inserting(adapter: Adapter, inserts: type[MySQLInserts]) -> Adapter:
 WRONG: dict[str, Adapter] = {
     "WaitingSQLServer": _locking(SQLServer(), WaitingSQLServer(SQLServerKeys())),
     "ScanningSQLServer": _locking(SQLServer(), ScanningSQLServer(ScanningSQLServerKeys())),
+    "UnnamedIndexSQLServer": _locking(SQLServer(), UnnamedIndexSQLServer(UnnamedIndexSQLServerKeys())),
+    "CombiningSQLServer": _locking(SQLServer(), SQLServerLocking(CombiningSQLServerKeys())),
+    "LockingEntriesSQLServer": _locking(SQLServer(), LockingEntriesSQLServer(SQLServerKeys())),
     "WaitingPostgreSQL": _locking(PostgreSQL(), WaitingPostgreSQL(PostgreSQLKeys())),
     "WaitingOracle": _locking(Oracle(), WaitingOracle(OracleKeys())),
     "WaitingMySQL": _locking(MySQL(), WaitingMySQL(MySQLKeys())),
