@@ -92,7 +92,7 @@ class LimitedClaim:
         for step in steps:
             if len(found) < number:
                 pick = step(number - len(found))
-                seen = pick.first(*self.spec.primary_key, self.spec["limit_key"])
+                seen = self.adapter.locking.looking(pick, *self.spec.primary_key, self.spec["limit_key"])
                 rows: Any = self.adapter.rows.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found

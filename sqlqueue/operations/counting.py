@@ -73,7 +73,7 @@ def windowed(windows: Windows, where: Sequence[Where]) -> Iterator[Portion]:
 
 def cut(adapter: Adapter, session: Session, asked: Iterable[Portion]) -> set[str]:
     """Return the states, or flags, whose counts are lower bounds because their windows have more rows than are read."""
-    found = (portion for portion in asked if portion.window is not None and portion.window.is_cut(adapter, session))
+    found = (portion for portion in asked if portion.window is not None and portion.window.is_cut(session))
     return {name for portion in found for name in portion.states or portion.flags}
 
 

@@ -84,7 +84,7 @@ def errors(
     else:
         windows = _windows(Windows(adapter=adapter, session=session, spec=spec, scan=scan), scoped)
         failures = _tasks_among(spec, windows, cap)
-        is_cut = any(window.is_cut(adapter, session) for window in windows)
+        is_cut = any(window.is_cut(session) for window in windows)
     rows: Any = moments_read(adapter, session, spec, partial(_grouped, failures))
     is_capped = is_cut or (cap is not None and sum(row.failures for row in rows) >= cap)
     return [

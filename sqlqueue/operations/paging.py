@@ -62,7 +62,7 @@ def page(
     ahead, end, keys = window if before is None else window.backwards(), None, list[Identity]()
     for part in ahead.beyond(after if before is None else before):
         keys += adapter.rows.keys(session, spec, part.select(*spec.primary_key, limit=limit + 1 - len(keys)))
-        if len(keys) > limit or (end := part.end(adapter, session)) is not None:
+        if len(keys) > limit or (end := part.end(session)) is not None:
             break
     shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1], options)
     first, last = (_position(window, shown[index]) if shown else None for index in (0, -1))

@@ -54,7 +54,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
     try:
         if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
             return seen
-        row: Any = adapter.rows.execute(session, spec, select(*_moments(ready, waiting), utcnow())).one()
+        row: Any = adapter.rows.execute(session, spec, select(*_moments(adapter, ready, waiting), utcnow())).one()
     except Exception as error:
         if not adapter.errors.is_of_row(error):
             raise
@@ -68,8 +68,9 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
     Polling one part after another takes much longer.
     """
     (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
-    parts = (each.first(column).scalar_subquery() for each in (every_ready, every_waiting))
-    asked = select(*_moments(every_ready, every_waiting), utcnow(), *parts)
+    look = adapter.locking.looking
+    parts = (look(each, column).scalar_subquery() for each in (every_ready, every_waiting))
+    asked = select(*_moments(adapter, every_ready, every_waiting), utcnow(), *parts)
     row: Any = adapter.rows.execute(session, ready.spec, asked).one()
     *moments, first, next_ = row
     seen = _result(*moments)
@@ -78,10 +79,10 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
     return seen if not seen.early and (seen.due is None or next_ in values) else None
 
 
-def _moments(ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+def _moments(adapter: Adapter, ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     moment = ready.spec["available_at"]
     shown = representable(moment).label("moment")
-    first, waits = (each.first(shown).scalar_subquery() for each in (ready, waiting))
+    first, waits = (adapter.locking.looking(each, shown).scalar_subquery() for each in (ready, waiting))
     # evaluated only if no task is ready: there can be a great many ready tasks, with early ones among them
     each = [select(func.min(moment)).where(is_early(ready.spec), *part.where) for part in ready.parts]
     early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("every_early").c[0]))

@@ -46,7 +46,10 @@ _ONE: ColumnElement[int] = literal_column("1")
 class Window:
     """The rows that satisfy all of ``rows`` and ``rest``, in ``order``."""
 
+    adapter: Adapter
     spec: QueueSpec
+    index: str | None
+    """The queue's index that has the rows in that order; ``None`` if another one has."""
     rows: tuple[Criterion, ...]
     """The criteria that an index satisfies, in its own order."""
     rest: tuple[Criterion, ...]
@@ -105,14 +108,14 @@ class Window:
         in_order = (term.over(place) for term, place in zip(self.order, places, strict=True))
         return select(*wanted).where(matching == _ONE).order_by(*in_order).limit(limit)
 
-    def is_cut(self, adapter: Adapter, session: Session) -> bool:
+    def is_cut(self, session: Session) -> bool:
         """Return whether there is a row number ``scan``, and no index covers all criteria."""
-        return (
-            bool(self.rest)
-            and adapter.rows.execute(session, self.spec, self._row(self.scan, [_ONE.label("one")])).first() is not None
-        )
+        if not self.rest:
+            return False
+        last = self._row(self.scan, [_ONE.label("one")])
+        return self.adapter.rows.execute(session, self.spec, last).first() is not None
 
-    def end(self, adapter: Adapter, session: Session) -> Position | None:
+    def end(self, session: Session) -> Position | None:
         """Return the position of row number ``scan``; ``None`` if there are fewer, or an index covers all criteria.
 
         If that cannot be read, return the position of a row before it, which may be as far back as there are rows
@@ -121,10 +124,10 @@ class Window:
         number, columns, back = self.scan if self.rest else 0, [term.column for term in self.places], 1
         while number > 0:
             try:
-                row = adapter.rows.execute(session, self.spec, self._row(number, columns)).first()
+                row = self.adapter.rows.execute(session, self.spec, self._row(number, columns)).first()
                 return None if row is None else tuple(row)
             except Exception as error:
-                if not adapter.errors.is_of_row(error):
+                if not self.adapter.errors.is_of_row(error):
                     raise
             number, back = number - back, 2 * back
         return None
@@ -139,7 +142,8 @@ class Window:
 
     def _first(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
         rows = self.rows or (self.spec.primary_key[0].is_not(None),)
-        return select(*columns).where(and_(*rows)).order_by(*(term.expression for term in self.order))
+        reading = select(*columns).where(and_(*rows)).order_by(*(term.expression for term in self.order))
+        return self.adapter.locking.advising(self.spec, self.index, reading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +203,20 @@ class Windows:
         in_state = (self.spec["status"] == state(status),)
         return self._divided(in_state, terms, _reversed(order) if status in FINAL else order)
 
-    def _window(self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order) -> Window:
-        return Window(spec=self.spec, rows=rows, rest=tuple(rest), order=order, scan=self.scan)
+    def _window(
+        self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order, index: str | None = None
+    ) -> Window:
+        adapter, spec, scan = self.adapter, self.spec, self.scan
+        return Window(adapter=adapter, spec=spec, index=index, rows=rows, rest=tuple(rest), order=order, scan=scan)
 
     def _divided(self, rows: tuple[Criterion, ...], terms: Sequence[Criterion], order: Order) -> Window:
         """Return the window of an index of the queue: of the first partition that ``terms`` fix, if they fix any."""
         partition = next((column for column in self.spec.partitions if fixes(terms, column)), None)
         fixed = [term for term in terms if partition is not None and fixes([term], partition)]
         rest = [term for term in terms if not any(term is each for each in fixed)]
-        return self._window((*fixed, *rows), rest, order)
+        kind = "due" if order is self.spec.due_order else "claim"
+        index = self.spec.index_name(kind, [] if partition is None else [partition])
+        return self._window((*fixed, *rows), rest, order, index)
 
     def _better(self, terms: Sequence[Criterion]) -> Callable[[Window], Window]:
         """Return a function that makes a window use a better index, if ``terms`` fix the columns of one.
@@ -215,7 +224,7 @@ class Windows:
         These are the primary key, and an index of the application that finds at most ``scan`` rows, which are sorted.
         """
         if all(fixes(terms, column) for column in self.spec.primary_key):
-            return lambda window: replace(window, rows=(*window.rows, *window.rest), rest=())
+            return lambda window: replace(window, index=None, rows=(*window.rows, *window.rest), rest=())
         finds_few = cache(self._finds_few)
 
         def better(window: Window) -> Window:
@@ -224,7 +233,7 @@ class Windows:
             if few is None:
                 return window
             others = (term for term in window.rest if term is not few)
-            return replace(window, rows=(few,), rest=(*window.rows, *others))
+            return replace(window, index=None, rows=(few,), rest=(*window.rows, *others))
 
         return better
 

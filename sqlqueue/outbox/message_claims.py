@@ -138,7 +138,7 @@ def _heads(session: Session, adapter: Adapter, query: _MessageQuery, passed: Seq
         for step in picks(spec, query.where, ()):
             if room := query.limit - len(heads):
                 pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
-                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(pick, near))
+                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(adapter, pick, near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
             break

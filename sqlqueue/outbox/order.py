@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, literal_column, or_, select, union_all
 from sqlalchemy.sql.selectable import CompoundSelect, Subquery
 
+from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.selection import Pick
 
@@ -24,17 +26,18 @@ def is_first(spec: QueueSpec) -> Criterion:
     return _nothing_before(spec, spec["message_key"], spec.primary_key)
 
 
-def first_of(pick: Pick, near: int | None) -> Select[Any]:
+def first_of(adapter: Adapter, pick: Pick, near: int | None) -> Select[Any]:
     """Return a SELECT of message key and primary key of the messages in ``pick`` that are the first of their key.
 
     If ``near`` is given, only the first ``near`` messages are searched: of many with one key, only one can be found.
     """
-    spec = pick.spec
+    spec, whole = pick.spec, pick if pick.divided is None else replace(pick, index=pick.whole, divided=None)
     if near is None:
-        return pick.select(spec["message_key"], *spec.primary_key).where(is_first(spec)).limit(pick.limit)
+        found = pick.select(spec["message_key"], *spec.primary_key).where(is_first(spec)).limit(pick.limit)
+        return adapter.locking.along(whole, found)
     columns = [spec["message_key"], *spec.primary_key, *(term.column for term in pick.order)]
     named = [column.label(f"column_{n}") for n, column in enumerate(columns)]
-    nearest = pick.select(*named).limit(near).subquery("nearest").c
+    nearest = adapter.locking.along(whole, pick.select(*named).limit(near)).subquery("nearest").c
     message_key, *rest = nearest
     key, order = rest[: len(spec.primary_key)], rest[len(spec.primary_key) :]
     by = [term.over(column) for term, column in zip(pick.order, order, strict=True)]

@@ -78,10 +78,6 @@ class Pick:
         """Return the SELECT of these ``columns`` in order, without the limit."""
         return select(*columns).where(*self.state, *self.where).order_by(*(term.expression for term in self.order))
 
-    def first(self, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return the SELECT of the first rows, which reads no others ahead of them in any part."""
-        return self.merged(lambda part, wanted: part.select(*wanted).limit(part.limit), columns)
-
     def merged(self, read: Callable[[Pick, Columns], Select[Any]], columns: Columns) -> Select[Any]:
         """Return the SELECT of ``columns`` of the first rows, merged from what ``read`` returns for each part."""
         if self.divided is None:

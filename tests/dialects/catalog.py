@@ -90,7 +90,7 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
     return {f"check {number}": statement for number, statement in enumerate(dict.fromkeys(log), 1)}
 
 
-def _mappers() -> list[Mapper[Any]]:
+def mappers() -> list[Mapper[Any]]:
     """Return the queue models of the tests; a test may add its own to the same registry."""
     mine = [
         mapper
@@ -111,7 +111,7 @@ def statements(engine: Engine, log: list[str]) -> dict[str, str]:
             call(session)
         found |= {f"{name} {number}": statement for number, statement in enumerate(log, 1)}
     found |= _looking(engine, log)
-    for table in sorted({table for mapper in _mappers() for table in mapper.tables}, key=str):
+    for table in sorted({table for mapper in mappers() for table in mapper.tables}, key=str):
         # the DDL of these types depends on SQLAlchemy's version
         if not any(isinstance(column.type, (Uuid, Boolean)) for column in table.columns):
             found[f"create table {table.name}"] = str(CreateTable(table).compile(engine)).strip()

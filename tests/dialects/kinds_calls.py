@@ -77,7 +77,10 @@ def outbox() -> Iterator[tuple[str, Call]]:
     spec = Outgoing.__queue_spec__
     yield "Outgoing.next_due", lambda s: next_due(s, Outgoing, is_first(spec))
     for number, pick in enumerate(picks(spec, (), ()), 1):
-        yield f"Outgoing.first {number}", lambda s, p=pick: s.execute(first_of(p(10), None))
+        yield (
+            f"Outgoing.first {number}",
+            lambda s, p=pick: s.execute(first_of(adapter_for(s.get_bind().dialect), p(10), None)),
+        )
     yield "Outgoing.complete", lambda s: s.complete(claims(Outgoing, 3))
 
 

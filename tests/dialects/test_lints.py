@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import oracle
 
-from tests.dialects.catalog import BASES
+from sqlqueue.queue.spec import Ordering
+from tests.dialects.catalog import BASES, mappers
 from tests.dialects.test_pinned import PINNED
 
+SPECS = [spec for mapper in mappers() if (spec := getattr(mapper.class_, "__queue_spec__", None)) is not None]
 TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
 
@@ -118,3 +120,53 @@ def _first_column(table: Table, index: str) -> Column[object]:
         return next(iter(table.primary_key))
     (named,) = (each for each in table.indexes if each.name == index)
     return next(iter(named.columns))
+
+
+def limited(sql: str) -> Iterator[str]:
+    """Yield each SELECT with FETCH FIRST, up to there."""
+    begun = [0]
+    for word in re.finditer(r"'[^']*'|[()]|\bSELECT\b|\bFETCH FIRST\b", sql):
+        if word[0] == "(":
+            begun.append(word.end())
+        elif word[0] == ")":
+            begun.pop()
+        elif word[0] == "SELECT":
+            begun[-1] = word.start()
+        elif word[0] == "FETCH FIRST":
+            yield sql[begun[-1] : word.start()].replace('"', "")
+
+
+def test_reads_of_the_first_tasks_name_their_index() -> None:
+    """Without a hint, versions before the fix of bug 22174392 plan FETCH FIRST for all rows: they read and sort them.
+
+    An index that contains all columns is used anyway.
+    """
+    seen = 0
+    for name, sql in pinned("oracle").items():
+        for block in limited(sql):
+            table = TABLES.get(_word_after("FROM", block))
+            if table is None or not re.search(
+                rf" ORDER BY (?:{'|'.join(map(_order, _orders(table)))})$", block.rstrip()
+            ):
+                continue
+            seen += 1
+            read = set(re.findall(rf"\b{table.name}\.(\w+)", block))
+            contained = any(read <= {column.name for column in index.columns} for index in table.indexes)
+            assert contained or block.startswith(f"SELECT /*+ INDEX({table.name} ix_"), name
+    assert seen > 50
+
+
+def _word_after(word: str, block: str) -> str:
+    found = re.search(rf"\b{word} (\w+)", block)
+    return found[1] if found else ""
+
+
+def _orders(table: Table) -> Iterator[Sequence[Ordering]]:
+    for spec in SPECS:
+        if spec.table is table:
+            yield from (spec.ready_order, spec.due_order)
+
+
+def _order(terms: Sequence[Ordering]) -> str:
+    """Return the terms as a pattern of ORDER BY."""
+    return ", ".join(rf"{term.column.table.name}\.{term.column.name}{' DESC' * term.descending}" for term in terms)

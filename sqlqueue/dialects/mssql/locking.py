@@ -34,8 +34,8 @@ class SQLServerLocking(Locking):
         picked = pick.select(*_with_row(pick.spec, columns)).limit(pick.limit)
         return picked.with_hint(pick.spec.table, f"WITH (ROWLOCK, UPDLOCK, READPAST, {_seek(pick)})")
 
-    def looking_at(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        return super().looking_at(pick, *columns).with_hint(pick.spec.table, f"WITH ({_seek(pick)})")
+    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+        return reading.with_hint(pick.spec.table, f"WITH ({_seek(pick)})")
 
     def is_served(self, pick: Pick) -> bool:
         return pick.index is None

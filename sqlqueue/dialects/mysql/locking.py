@@ -42,8 +42,8 @@ class MySQLLocking(Locking):
             return 0
         return 1 + sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairwise(keys)))
 
-    def looking_at(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        hinted: Select[Any] = force_index(super().looking_at(pick, *columns), pick.spec, pick.index or "PRIMARY")
+    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+        hinted: Select[Any] = force_index(reading, pick.spec, pick.index or "PRIMARY")
         return hinted
 
     def is_served(self, pick: Pick) -> bool:

@@ -52,12 +52,22 @@ class Locking(ABC):
         return 0
 
     def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return the SELECT that reads these columns of the rows of ``pick``, locked or not, without locking."""
-        return pick.merged(lambda part, wanted: self.looking_at(part, *wanted), columns)
+        """Return the SELECT that reads these columns of the rows of ``pick``, locked or not, without locking.
 
-    def looking_at(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return :meth:`looking` for a pick that is not divided."""
-        return pick.select(*columns).limit(pick.limit)
+        It reads no others ahead of them, in any part.
+        """
+        return pick.merged(lambda part, wanted: self.along(part, part.select(*wanted).limit(part.limit)), columns)
+
+    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading``, which reads rows of an undivided ``pick`` in order, with a hint to use the pick's index.
+
+        Without one, a planner may read and sort many rows to return the first.
+        """
+        return self.advising(pick.spec, pick.index, reading)
+
+    def advising(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading`` with a hint to use this index, which need not exist, where a planner ignores limits."""
+        return reading
 
     def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the statement with which a claim finds the rows of ``pick``."""
