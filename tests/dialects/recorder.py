@@ -120,6 +120,8 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         log.append(statement)
         columns = getattr(context.compiled, "_result_columns", None) or ()
+        if statement.startswith("DECLARE"):
+            columns = ()  # the driver describes no rows of a block
         cursor.description = [(column.keyname, *[None] * 6) for column in columns] or None
         cursor.rows = [tuple(_value(engine, column.keyname, column.type) for column in columns)] if columns else []
         if "scope_identity()" in statement:  # SQLAlchemy 2.0 waits for it

@@ -55,6 +55,17 @@ def test_no_case_mixes_texts_of_different_types() -> None:
     assert [name for name, types in texts if len(types - {"parameter"}) > 1 or types >= {"LOB", "parameter"}] == []
 
 
+def test_no_name_in_a_block_can_be_that_of_a_column() -> None:
+    """In SQL within a block, a column is preferred to a variable of the same name."""
+    blocks = {name: sql for name, sql in pinned("oracle").items() if sql.startswith("DECLARE")}
+    assert len(blocks) > 30
+    for name, sql in blocks.items():
+        declared = re.findall(r"\b(?:CURSOR|TYPE|FOR|FORALL) (\w+) I[NS]\b", sql)
+        declared += re.findall(r"(?m)^  (\w+) [\w()]+(?: := \S+)?;$", sql.partition("BEGIN")[0])
+        assert len(declared) >= 8
+        assert [each for each in declared if not each.startswith("sqlqueue_")] == [], name
+
+
 def _text_type(result: str) -> str | None:
     """Return the type of a text; `None` for NULL and other expressions."""
     if result.startswith((":", "'")):

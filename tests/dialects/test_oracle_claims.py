@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, MetaData
+from sqlalchemy import Identity, MetaData, event
+from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ArgumentError, QueueMixin, QueueSession
@@ -19,8 +20,10 @@ from tests.support.models import Mail, Seat, Task, Visit
 
 STATEMENTS: dict[str, str] = json.loads((PINNED / "oracle.json").read_text())
 BLOCKS = {name: each for name, each in STATEMENTS.items() if each.startswith("DECLARE")}
-CURSOR = re.compile(r"CURSOR free IS SELECT .*?\nWHERE (.*?)(?: ORDER BY [^;]*?)? FOR UPDATE SKIP LOCKED;", re.DOTALL)
-AGAIN = re.compile(r"IN \(SELECT .*?\nWHERE \w+\.ROWID = picked\(i\) AND (.*?)\) LOOP\n", re.DOTALL)
+CURSOR = re.compile(
+    r"CURSOR sqlqueue_free IS SELECT .*?\nWHERE (.*?)(?: ORDER BY [^;]*?)? FOR UPDATE SKIP LOCKED;", re.DOTALL
+)
+AGAIN = re.compile(r"IN \(SELECT .*?\nWHERE \w+\.ROWID = sqlqueue_picked\(sqlqueue_i\) AND (.*?)\) LOOP\n", re.DOTALL)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -34,7 +37,29 @@ def test_a_locked_row_must_still_match(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in BLOCKS.items() if "FORALL" in each])
 def test_only_the_locked_rows_are_written(name: str) -> None:
-    assert re.search(r"FORALL i IN 1 \.\. taken\.COUNT\s+UPDATE .* WHERE ROWID = taken\(i\);\n", BLOCKS[name])
+    assert re.search(
+        r"FORALL \w+ IN 1 \.\. sqlqueue_taken\.COUNT\s+UPDATE .* WHERE ROWID = sqlqueue_taken\(\w+\);\n", BLOCKS[name]
+    )
+
+
+def test_a_claim_is_compiled_once_for_all_values() -> None:
+    engine, _ = recorder.recording_engine(*ENGINES["oracle"])
+    seen: list[tuple[Any, dict[str, Any]]] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, parameters: Any, context: Any, ___: bool) -> None:
+        if statement.startswith("DECLARE"):
+            seen.append((context.cache_hit, parameters))
+
+    for number in (3, 5):
+        with QueueSession(engine) as session:
+            session.claim_many(Task, Task.number > number, limit=number)
+            session.claim_many(Mail, Mail.topic.in_(["a", str(number)]), limit=number, lease=None)
+    again = seen[len(seen) // 2 :]
+    assert {hit for hit, _ in again} == {CacheStats.CACHE_HIT}
+    wanted = [(each["sqlqueue_wanted"], each.get("number_1"), each.get("topic_1_2")) for _, each in again]
+    assert wanted[0] == (5, 5, None)
+    assert wanted[-1] == (1, None, "5")  # the one row that was read
 
 
 @pytest.mark.parametrize("model", [Task, Seat, Visit, Mail])
@@ -77,7 +102,7 @@ def test_a_row_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch
 )
 def test_the_index_that_has_the_order_is_named(name: str) -> None:
     # rows that are not read in order are sorted, which reads all of them, whatever the limit
-    hint = re.search(r"CURSOR free IS SELECT /\*\+ INDEX\((\S+) (\S+)\) \*/ ", BLOCKS[name])
+    hint = re.search(r"CURSOR sqlqueue_free IS SELECT /\*\+ INDEX\((\S+) (\S+)\) \*/ ", BLOCKS[name])
     order = re.search(r" ORDER BY (.*?) FOR UPDATE SKIP LOCKED;", BLOCKS[name])
     assert hint is not None
     assert order is not None

@@ -99,7 +99,7 @@ def test_the_out_parameter_has_room(send: Callable[..., Any], limit: int) -> Non
     (_, parameters), *_ = send(lambda session: session.claim_many(Task, limit=limit))
     rowids = parameters["rowids"]
     assert isinstance(rowids, oracledb.Var)
-    assert parameters["wanted"] == limit
+    assert parameters["sqlqueue_wanted"] == limit
     assert rowids.type in LOBS or rowids.size >= limit * len(f"{ROWID},")
 
 

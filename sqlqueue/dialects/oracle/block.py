@@ -21,40 +21,43 @@ from sqlalchemy import (
 from sqlalchemy.dialects import oracle
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from ...sql.changes import Assignment
 from ...sql.selection import Pick
 
 _BLOCK = """\
 DECLARE
-  CURSOR free IS {select};
-  TYPE rowids IS TABLE OF UROWID;
-  picked rowids;
-  taken rowids;
-  room PLS_INTEGER := {limit};
-  listed {text};
+  CURSOR sqlqueue_free IS {select};
+  TYPE sqlqueue_rowids IS TABLE OF UROWID;
+  sqlqueue_picked sqlqueue_rowids;
+  sqlqueue_taken sqlqueue_rowids;
+  sqlqueue_room PLS_INTEGER := {limit};
+  sqlqueue_listed {text};
 BEGIN
-  OPEN free;
-  WHILE room > 0 LOOP
-    FETCH free BULK COLLECT INTO picked LIMIT room;
-    EXIT WHEN picked.COUNT = 0;
-    taken := rowids();
-    FOR i IN 1 .. picked.COUNT LOOP
-      FOR still IN ({again}) LOOP
-        taken.EXTEND;
-        taken(taken.COUNT) := picked(i);
-        listed := listed || picked(i) || ',';
+  OPEN sqlqueue_free;
+  WHILE sqlqueue_room > 0 LOOP
+    FETCH sqlqueue_free BULK COLLECT INTO sqlqueue_picked LIMIT sqlqueue_room;
+    EXIT WHEN sqlqueue_picked.COUNT = 0;
+    sqlqueue_taken := sqlqueue_rowids();
+    FOR sqlqueue_i IN 1 .. sqlqueue_picked.COUNT LOOP
+      FOR sqlqueue_still IN ({again}) LOOP
+        sqlqueue_taken.EXTEND;
+        sqlqueue_taken(sqlqueue_taken.COUNT) := sqlqueue_picked(sqlqueue_i);
+        sqlqueue_listed := sqlqueue_listed || sqlqueue_picked(sqlqueue_i) || ',';
       END LOOP;
     END LOOP;
-{write}    room := room - taken.COUNT;
+{write}    sqlqueue_room := sqlqueue_room - sqlqueue_taken.COUNT;
   END LOOP;
-  CLOSE free;
-  {rowids} := listed;
+  CLOSE sqlqueue_free;
+  {rowids} := sqlqueue_listed;
 END;"""
+"""The names have a prefix because in SQL within a block, a column is preferred to a variable of the same name ("PL/SQL
+Language Reference", PL/SQL Name Resolution)."""
 
 _UPDATE = """\
-    FORALL i IN 1 .. taken.COUNT
-      UPDATE {table} SET {assignments} WHERE ROWID = taken(i);
+    FORALL sqlqueue_i IN 1 .. sqlqueue_taken.COUNT
+      UPDATE {table} SET {assignments} WHERE ROWID = sqlqueue_taken(sqlqueue_i);
 """
 
 _SHORT = 200
@@ -74,31 +77,43 @@ class ClaimBlock(Executable, ClauseElement):
     Its only out parameter, ``rowids``, contains the rowids, each followed by a comma.
     """
 
-    inherit_cache = False
+    _traverse_internals = [  # noqa: RUF012
+        ("locking", InternalTraversal.dp_clauseelement),
+        ("again", InternalTraversal.dp_clauseelement),
+        ("wanted", InternalTraversal.dp_clauseelement),
+        ("long", InternalTraversal.dp_boolean),
+        ("table", InternalTraversal.dp_clauseelement),
+        ("columns", InternalTraversal.dp_clauseelement_list),
+        ("values", InternalTraversal.dp_clauseelement_list),
+    ]
 
     def __init__(self, locking: Select[Any], pick: Pick, assignments: Sequence[Assignment]) -> None:
-        rowid = rowid_of(pick.spec.table)
-        self.pick = pick
-        self.assignments = assignments
+        self.table = pick.spec.table
+        rowid = rowid_of(self.table)
         self.locking = locking
         # reads the current version of a locked row, which may have changed since the cursor was opened
-        self.again = select(rowid).where(rowid == literal_column("picked(i)"), *pick.state, *pick.where)
+        mine = rowid == literal_column("sqlqueue_picked(sqlqueue_i)")
+        self.again = select(rowid).where(mine, *pick.state, *pick.where)
+        self.wanted = bindparam("sqlqueue_wanted", pick.limit, type_=Integer())
+        self.long = pick.limit > _SHORT
+        self.columns = [column for column, _ in assignments]
+        self.values = [value for _, value in assignments]
 
 
 @compiles(ClaimBlock, "oracle")
 def _compile_block(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
-    long = block.pick.limit > _SHORT
     return _BLOCK.format(
         select=compiler.process(block.locking, **kw),
-        limit=compiler.process(bindparam("wanted", block.pick.limit, type_=Integer(), unique=False), **kw),
-        text="CLOB" if long else "VARCHAR2(32767)",
+        limit=compiler.process(block.wanted, **kw),
+        text="CLOB" if block.long else "VARCHAR2(32767)",
         again=compiler.process(block.again, **kw),
-        write=_write(block, compiler, **kw) if block.assignments else "",
-        rowids=compiler.process(outparam("rowids", Text() if long else String(4000)), **kw),
+        write=_write(block, compiler, **kw) if block.columns else "",
+        rowids=compiler.process(outparam("rowids", Text() if block.long else String(4000)), **kw),
     )
 
 
 def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
-    quote, table = compiler.preparer.quote, block.pick.spec.table
-    assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in block.assignments)
-    return _UPDATE.format(table=compiler.preparer.format_table(table), assignments=", ".join(assignments))
+    quote, table = compiler.preparer.quote, compiler.preparer.format_table(block.table)
+    pairs = zip(block.columns, block.values, strict=True)
+    assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in pairs)
+    return _UPDATE.format(table=table, assignments=", ".join(assignments))

@@ -92,9 +92,12 @@ class OracleClaims(Claims):
         parameters: Parameters | None = None,
     ) -> list[str]:
         """Lock rows, and write ``assignments`` if there are any; return their rowids, in order."""
-        block = ClaimBlock(self.rows.locking.picking(pick, rowid_of(pick.spec.table)), pick, assignments)
+        block = pick.made.get((self, "block", assignments), lambda: self._block(pick, assignments))
         result = self.rows.execute(session, pick.spec, block, parameters)
         return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
+
+    def _block(self, pick: Pick, assignments: Sequence[Assignment]) -> ClaimBlock:
+        return ClaimBlock(self.rows.locking.picking(pick, rowid_of(pick.spec.table)), pick, assignments)
 
     def _load_rows(self, session: Session, taking: Taking, rowids: Sequence[str]) -> list[Any]:
         """Load the instances of these rows, in that order.  Rowids work for keys of any type and any number of

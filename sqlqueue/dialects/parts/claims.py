@@ -96,12 +96,16 @@ class Claims:
     def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
         """Take the ``keys`` that are not locked and still match, in their order."""
         pick, by = taking.pick, self.rows.locking.keys
-        spec, count = pick.spec, by.named_for(pick.spec, len(keys))
-        named = pick.made.get((self, "named", count), lambda: pick.named(by.keys_named(spec, count), by.most(spec)))
+        spec, count = pick.spec, len(keys)
+        named = pick.made.get((self, "named", count), partial(self._named, pick, count))
         parameters = {**(taking.parameters or {}), **by.key_names(spec, keys)}
         taken = self.take(session, replace(taking, pick=named, parameters=parameters))
         found = {spec.identity_of(task): task for task in taken}
         return [found[key] for key in keys if key in found]
+
+    def _named(self, pick: Pick, count: int) -> Pick:
+        keys = self.rows.locking.keys
+        return pick.named(keys.keys_named(pick.spec, keys.named_for(pick.spec, count)), count)
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         keys = self.rows.locking.keys
