@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -115,13 +115,13 @@ def prune_history(
     adapter = open_(session, spec, Access.CHANGE)
     if older_than is not None:
         refuse_if_restricted(session, adapter, spec, "prune_history(older_than=...)")
+    attempts = replace(spec, table=table, primary_key=(table.c.id,))
     if limit is None:
-        return adapter.rows.execute(session, spec, delete(table).where(*old)).rowcount
-    found: list[int] = list(adapter.rows.execute(session, spec, select(table.c.id).where(*old).limit(limit)).scalars())
-    size, deleted = adapter.keys.most(spec), 0
-    for start in range(0, len(found), size):
-        some = found[start : start + size]
-        deleted += adapter.rows.execute(session, spec, delete(table).where(table.c.id.in_(some))).rowcount
+        return adapter.rows.sweep(session, attempts, delete(table).where(*old))
+    found, deleted = select(table.c.id).where(*old).limit(limit), 0
+    for some in adapter.keys.batches(attempts, adapter.rows.keys(session, attempts, found)):
+        named = delete(table).where(adapter.keys.key_in(attempts, some))
+        deleted += adapter.rows.count(session, attempts, adapter.keys.by_key(attempts, named))
     return deleted
 
 

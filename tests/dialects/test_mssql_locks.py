@@ -221,3 +221,10 @@ def test_writes_name_their_index_in_a_from_clause() -> None:
     )
     assert str(writing.where(Task.number == 1).compile(dialect=dialect)) == f"UPDATE task SET priority=1{rows}"
     assert str(deleting.where(Task.number == 1).compile(dialect=dialect)) == f"DELETE FROM task OUTPUT deleted.id{rows}"
+
+
+def test_attempts_are_deleted_by_key(sent: dict[str, str]) -> None:
+    """In batches: the locks of a single statement would escalate, and every settlement would wait to add an attempt."""
+    deleting = [sql for sql in sent.values() if sql.startswith("DELETE FROM past ")]
+    assert len(deleting) == 2
+    assert all("FROM past WITH (ROWLOCK, FORCESEEK, INDEX(1))" in sql and "past.id = :" in sql for sql in deleting)
