@@ -46,6 +46,9 @@ SQL_SERVER = EngineCase(
 )
 
 
+_ORACLE_EDITION = "XE" if "oracle-xe" in os.environ.get("SQLQUEUE_TEST_ORACLE_IMAGE", "") else "FREE"
+"""The edition in the image, which names the database that the image creates: Express Edition before 23ai."""
+
 ORACLE = EngineCase(
     name="oracle",
     explains=False,
@@ -60,7 +63,7 @@ ORACLE = EngineCase(
         port=1521,
         environment={"ORACLE_PASSWORD": PASSWORD, "APP_USER": ACCOUNT, "APP_USER_PASSWORD": PASSWORD},
         database=None,
-        query={"service_name": "FREEPDB1"},
+        query={"service_name": f"{_ORACLE_EDITION}PDB1"},
         large=True,
         patience=timedelta(minutes=5),
     ),
