@@ -197,7 +197,7 @@ def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | D
     A character that its character set lacks would otherwise replace the failure, which would never count.
     """
     session = session_of(session)
-    tasks = tasks if isinstance(tasks, (QueueMixin, Claim)) else [*tasks]
+    tasks = [*tasks] if isinstance(tasks, Iterator) else tasks
     holds = holds_of(session, tasks)
     spec = spec_of(holds[0][0].claim.entity) if holds else None
     history = None if spec is None else history_of(spec.table.metadata)
