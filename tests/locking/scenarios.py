@@ -77,7 +77,7 @@ def _heartbeat(*others: Step) -> Callable[[], Sequence[Script]]:
             extend(session, claims or [Claim(Task, (99,), 1, 7)], _MINUTE)
 
         return [
-            (Step("claim", take, claims=True, limit=2), COMMIT, _WORK, _WORK, COMPLETE, COMMIT),
+            (Step("claim", take, claims=True, limit=2), COMMIT, _WORK, COMMIT, COMPLETE, COMMIT),
             (Step("beat", beat, never_waits=True, extends=True), COMMIT) * 4,
             (*others, _WORK, COMPLETE, COMMIT),
         ]
