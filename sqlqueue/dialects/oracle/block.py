@@ -88,6 +88,8 @@ class ClaimBlock(Executable, ClauseElement):
     ]
 
     def __init__(self, locking: Select[Any], pick: Pick, assignments: Sequence[Assignment]) -> None:
+        self.pick = pick
+        self.assignments = assignments
         self.table = pick.spec.table
         rowid = rowid_of(self.table)
         self.locking = locking
@@ -107,13 +109,12 @@ def _compile_block(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
         limit=compiler.process(block.wanted, **kw),
         text="CLOB" if block.long else "VARCHAR2(32767)",
         again=compiler.process(block.again, **kw),
-        write=_write(block, compiler, **kw) if block.columns else "",
+        write=_write(block, compiler, **kw) if block.assignments else "",
         rowids=compiler.process(outparam("rowids", Text() if block.long else String(4000)), **kw),
     )
 
 
 def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
     quote, table = compiler.preparer.quote, compiler.preparer.format_table(block.table)
-    pairs = zip(block.columns, block.values, strict=True)
-    assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in pairs)
+    assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in block.assignments)
     return _UPDATE.format(table=table, assignments=", ".join(assignments))
