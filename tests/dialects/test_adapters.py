@@ -25,8 +25,8 @@ from tests.support.models import Base, Task
 
 REFUSED = [
     ("mariadb", (10, 5, 29), "10.5.29-MariaDB", "10.6"),
-    ("mysql", (5, 7, 44), "5.7.44-log", "8.0.1"),
-    ("mysql", (8, 0, 0), "8.0.0-dmr", "8.0.1"),
+    ("mysql", (5, 7, 44), "5.7.44-log", "8.0.2"),
+    ("mysql", (8, 0, 1), "8.0.1-dmr", "8.0.2"),
     ("mysql", (8, 0, 11), "8.0.11-TiDB-v8.5.0", "TiDB"),
     ("postgresql", (9, 4, 26), "", "12"),
     ("postgresql", (11, 22), "", "12"),
@@ -42,7 +42,7 @@ REFUSED = [
 ACCEPTED = [
     ("mariadb", (10, 6, 0), "10.6.0-MariaDB"),
     ("mariadb", (11, 8, 2), "11.8.2-MariaDB"),
-    ("mysql", (8, 0, 1), "8.0.1"),
+    ("mysql", (8, 0, 2), "8.0.2"),
     ("mysql", (9, 7, 0), "9.7.0"),
     ("postgresql", (12, 0), ""),
     ("postgresql", (18, 1), ""),

@@ -17,7 +17,7 @@ from tests.dialects.recorder import recording_engine
 PINNED = Path(__file__).parent / "pinned"
 ENGINES = {
     "postgresql": ("postgresql+psycopg://", (12,)),
-    "mysql": ("mysql+pymysql://", (8, 0, 1)),
+    "mysql": ("mysql+pymysql://", (8, 0, 2)),
     "mariadb": ("mariadb+pymysql://", (10, 6)),
     "mssql": ("mssql+pyodbc://", (13,)),
     "oracle": ("oracle+oracledb://", (12, 2)),

@@ -1,4 +1,4 @@
-"""MySQL 8.0.1 and newer, and MariaDB, which shares most of its parts.
+"""MySQL 8.0.2 and newer, and MariaDB, which shares most of its parts.
 
 One module for each part of an adapter; what only MariaDB does is in :mod:`.mariadb`.
 """

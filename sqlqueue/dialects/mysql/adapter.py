@@ -21,10 +21,10 @@ from .types import MySQLTypes
 
 
 class MySQL(Adapter):
-    """MySQL 8.0.1 and newer."""
+    """MySQL 8.0.2 and newer."""
 
     def __init__(self) -> None:
-        product = Product(dialect="mysql", name="MySQL", minimum=(8, 0, 1), needed="SKIP LOCKED")
+        product = Product(dialect="mysql", name="MySQL", minimum=(8, 0, 2), needed="window functions")
         errors = MySQLErrors()
         super().__init__(
             product,
