@@ -131,13 +131,20 @@ def drivers(session: nox.Session) -> None:
 
 @nox.session
 def grammar(session: nox.Session) -> None:
-    """Parse the statements for SQL Server and Oracle with parsers of their languages; needs Node.js."""
-    session.install("-e", f".[{DRIVERS}]", *group("test"), "pythonnet", "dotnetcore2")
+    """Parse the statements for SQL Server and Oracle, and bind their names; needs Node.js, Java, HSQLDB and ICU."""
+    session.install("-e", f".[{DRIVERS}]", *group("test"), "pythonnet", "dotnetcore2", "jpype1")
     session.install("--no-deps", "mssql-cli==1.0.0")
-    node = Path(session.create_tmp()).resolve() / "node"
-    options = ("--silent", "--ignore-scripts", "--legacy-peer-deps", "--prefix", str(node))
+    tools = Path(session.create_tmp()).resolve()
+    # OpenSSL 1.1, for Microsoft's binder; no wheel with it is for newer versions of Python
+    wheel = ("--no-deps", "--only-binary=:all:", "--python-version", "3.10", "pymssql==2.2.5")
+    session.install("--upgrade", "--target", str(tools / "openssl"), *wheel)
+    options = ("--silent", "--ignore-scripts", "--legacy-peer-deps", "--prefix", str(tools / "node"))
     session.run("npm", "install", *options, *GRAMMARS, external=True)
-    parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
+    parsers = {
+        "SQLQUEUE_GRAMMAR_NODE": str(tools / "node"),
+        "SQLQUEUE_GRAMMAR_OPENSSL": str(tools / "openssl"),
+        "SQLQUEUE_REQUIRE_GRAMMAR": "1",
+    }
     # a parser checks all statements in one call, which takes minutes on a busy machine
     patient = ("-o", "faulthandler_timeout=660")
     session.run("pytest", "tests/grammar", *patient, *session.posargs, env=parsers)

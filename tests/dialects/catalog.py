@@ -101,6 +101,13 @@ def mappers() -> list[Mapper[Any]]:
     return [*mine, inspect(past.Past), inspect(FleetWorker)]
 
 
+def schema(engine: Engine) -> list[str]:
+    """Return the DDL of all tables that are used, in an order in which it can be executed."""
+    tables = {table: None for base in BASES for table in base.metadata.sorted_tables}
+    ddl = [element for table in tables for element in (CreateTable(table), *map(CreateIndex, table.indexes))]
+    return [str(element.compile(engine)).strip() for element in ddl]
+
+
 def statements(engine: Engine, log: list[str]) -> dict[str, str]:
     """Return all statements of the operations by name, followed by all DDL."""
     found: dict[str, str] = {}

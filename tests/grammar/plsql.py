@@ -9,14 +9,12 @@ Oracle's own. It covers the syntax (except expressions after the LIMIT of a FETC
 `plsql.mjs` adds a check for misplaced FOR UPDATE. It does not check names, types and locking.
 """
 
-import json
 import os
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.grammar import ParserMissingError
+from tests.grammar import ParserMissingError, ask
 
 _DIRECTORY = "SQLQUEUE_GRAMMAR_NODE"
 _PACKAGES = ("@griffithswaite/ts-plsql-parser", "antlr4")
@@ -33,7 +31,7 @@ def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
     Bound parameters are written `:name`. Raises `ParserMissingError`.
     """
     distinct = list(dict.fromkeys(statements.values()))
-    found = dict(zip(distinct, _judge(_command(), distinct), strict=True))
+    found = dict(zip(distinct, ask(_command(), distinct), strict=True))
     return {name: found[sql] for name, sql in statements.items()}
 
 
@@ -48,11 +46,3 @@ def _command() -> list[str]:
     if missing:
         raise ParserMissingError(f"no PL/SQL parser: {', '.join(missing)} not installed in {directory} ({_INSTALL})")
     return [node, str(_SCRIPT), directory]
-
-
-def _judge(command: Sequence[str], statements: Sequence[str]) -> list[list[str]]:
-    done = subprocess.run(command, input=json.dumps(statements), capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        raise RuntimeError(f"the PL/SQL parser failed: {done.stderr}")
-    verdicts: list[list[str]] = json.loads(done.stdout)
-    return verdicts
