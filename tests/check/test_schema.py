@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, DateTime, Integer, MetaData, String, Table
+from sqlalchemy import Column, DateTime, Identity, Integer, MetaData, String, Table
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import DropIndex
 
 from sqlqueue import QueueMixin, SchemaMismatchError, verify_schema
 from sqlqueue.dialects import adapter_for
+from sqlqueue.outbox import OutboxMixin
 from tests.check.checking import CLAIM, TABLE, changed, execute, findings, found
 from tests.support.check_models import Base
 from tests.support.harness import Database
@@ -108,6 +109,36 @@ def _keyed(in_metadata: MetaData, collation: str) -> Any:
         id: Mapped[str] = mapped_column(String(80, collation=collation), primary_key=True)
 
     return Keyed
+
+
+@pytest.mark.requires("sequences")
+def test_keys_of_messages_that_sessions_take_in_advance(sync_db: Database) -> None:
+    class Own(DeclarativeBase):
+        metadata = MetaData()
+
+    class OrderedMessage(OutboxMixin, Own):
+        __tablename__ = "ordered_message"
+
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+    class OrderedTask(QueueMixin, Own):
+        __tablename__ = "ordered_task"
+
+        id: Mapped[int] = mapped_column(primary_key=True)  # a serial
+
+    Own.metadata.create_all(sync_db.engine)
+    db = sync_db.variant(isolation_level="READ COMMITTED")
+    try:
+        assert findings(db, OrderedMessage) == []
+        sequences = [f"{name}_id_seq" for name in ("ordered_message", "ordered_task")]
+        execute(sync_db, *(f"ALTER SEQUENCE {each} CACHE 20" for each in sequences))
+        (finding,) = findings(db, OrderedMessage)
+        assert (finding.severity, finding.code) == ("warning", "unordered-identity")
+        assert findings(db, OrderedTask) == []
+        execute(sync_db, finding.fix)
+        assert findings(db, OrderedMessage) == []
+    finally:
+        Own.metadata.drop_all(sync_db.engine)
 
 
 def _make_otherwise(db: Database, change: Callable[[Table], None]) -> None:

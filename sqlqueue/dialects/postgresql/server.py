@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    Integer,
     Select,
     String,
     and_,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     table,
     true,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from ...queue.findings import Finding, Severity
@@ -39,10 +41,13 @@ _SCHEMAS = table("pg_namespace", column("nspname", String), column("nspowner"), 
 _ROLES = table("pg_roles", column("oid"), column("rolname", String), column("rolsuper"), schema="pg_catalog")
 _DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
 """The catalog of Citus.  The method of a table that is not distributed is 'n'."""
+_ATTRIBUTES = table("pg_attribute", column("attrelid"), column("attname", String), schema="pg_catalog")
+_SEQUENCES = table("pg_sequence", column("seqrelid"), column("seqcache", Integer), schema="pg_catalog")
 
 
 class PostgreSQLServer(Server):
-    """Detects standbys and tables that Citus distributes; checks privileges on schemas, columns and sequences."""
+    """Detects standbys, tables that Citus distributes, and messages whose keys are not in order; checks privileges on
+    schemas, columns and sequences."""
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         read_only_default = func.pg_catalog.current_setting("default_transaction_read_only")
@@ -63,17 +68,9 @@ class PostgreSQLServer(Server):
             yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        if connection.scalar(select(cast(func.pg_catalog.to_regclass(_DISTRIBUTED.name), String))) is None:
-            return
-        name = live_name(connection, spec.table)
-        relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.pg_catalog.to_regclass(name), String)
-        if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
-            message = (
-                f"{spec.table.fullname} is distributed by Citus, which rejects FOR UPDATE across shards: nothing"
-                " can be claimed"
-            )
-            fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"
-            yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
+        yield from _of_distribution(connection, spec)
+        if "message_key" in spec.columns:  # other queues are not ordered by their keys
+            yield from _of_sequences(connection, spec)
 
     def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
         name = live_name(connection, spec.table)
@@ -112,6 +109,40 @@ class PostgreSQLServer(Server):
                 rights[f"USAGE on the sequence of {each['name']}"] = right
         granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
         return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
+
+
+def _of_distribution(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    if connection.scalar(select(cast(func.pg_catalog.to_regclass(_DISTRIBUTED.name), String))) is None:
+        return
+    name = live_name(connection, spec.table)
+    relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.pg_catalog.to_regclass(name), String)
+    if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
+        message = (
+            f"{spec.table.fullname} is distributed by Citus, which rejects FOR UPDATE across shards: nothing"
+            " can be claimed"
+        )
+        fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"
+        yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
+
+
+def _of_sequences(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about keys of an outbox that are not generated in the order of their transactions."""
+    name = live_name(connection, spec.table)
+    sequence = func.pg_catalog.to_regclass(func.pg_catalog.pg_get_serial_sequence(name, _ATTRIBUTES.c.attname))
+    is_its = _SEQUENCES.c.seqrelid == cast(sequence, postgresql.OID)
+    keys = (
+        select(_ATTRIBUTES.c.attname, cast(sequence, String), _SEQUENCES.c.seqcache)
+        .join_from(_ATTRIBUTES, _SEQUENCES, is_its)
+        .where(_ATTRIBUTES.c.attrelid == cast(func.pg_catalog.to_regclass(name), postgresql.OID))
+        .where(_ATTRIBUTES.c.attname.in_([key.name for key in spec.primary_key]), _SEQUENCES.c.seqcache > 1)
+    )
+    for key, numbers, cached in connection.execute(keys):
+        message = (
+            f"each session takes {cached} numbers at once from {numbers}, which generates {key} of"
+            f" {spec.table.fullname}: messages with the same message_key may be published out of order"
+        )
+        fix = f"ALTER SEQUENCE {numbers} CACHE 1"
+        yield Finding.of(spec, Severity.WARNING, "unordered-identity", message, fix)
 
 
 def _intruders() -> Select[*tuple[Any, ...]]:
