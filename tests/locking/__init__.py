@@ -24,8 +24,8 @@ its columns, its criteria, its limit, SKIP LOCKED or READPAST. So a changed stat
 the server for waiting transactions. Step by step they behave like the model, deadlocks included (`test_servers`).  SQL
 Server and Oracle were never compared with their models: the rules come from the manuals.  The model of SQL Server keeps
 every lock and reads every row that the manuals allow.  Variants are what they allow instead, settings of the database,
-and optimized locking, which Azure SQL Database has.  Where every claim may wait, as without READ_COMMITTED_SNAPSHOT or
-row locks, only what would run a task twice or lose one is checked.
+and optimized locking, which Azure SQL Database has.  Where claims may wait, as without READ_COMMITTED_SNAPSHOT or row
+locks, all guarantees that keep a task from running twice are checked.
 
 The model differs from servers as follows:
 

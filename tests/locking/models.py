@@ -61,8 +61,9 @@ KEPT_LOCKS: dict[str, Collection[type[Violation]]] = {
 """UPDLOCK may keep locks on what does not match until the transaction ends.  The last one may run a task twice: another
 claim takes a row after a claim that only locks (``lease=None``) has read it, and before that one locks it, and does not
 find it matching. While the row stays locked, heartbeats skip it.  See *SQL Server* in the reference on engines."""
-_WAITS: dict[str, Collection[type[Violation]]] = {"": WAITING}
-_SERVER = {**_WAITS, "heartbeat, locks": (*WAITING, LeaseNotExtended)}
+_KEPT_IN_LOCKS = {"heartbeat, locks": [*WAITING, LeaseNotExtended]}
+_MAY_WAIT: dict[str, Collection[type[Violation]]] = {"": [Waits, LocksTooMuch], **_KEPT_IN_LOCKS}
+_MAY_DEADLOCK: dict[str, Collection[type[Violation]]] = {"": WAITING, **_KEPT_IN_LOCKS}
 MODELS = {
     "postgresql": Model(PostgreSQL, "postgresql"),
     "mysql": Model(InnoDB, "mysql", BY_ENTRY),
@@ -72,13 +73,12 @@ MODELS = {
 }
 VARIANTS = {
     "mssql, at best": Model(SQLServerAtBest, "mssql"),
-    "mssql, READ_COMMITTED_SNAPSHOT off": Model(SQLServerWithoutRowVersions, "mssql", _SERVER),
-    "mssql, ALLOW_ROW_LOCKS off": Model(SQLServerWithPageLocks, "mssql", _SERVER),
-    "mssql, lock escalation": Model(SQLServerThatEscalates, "mssql", _SERVER),
+    "mssql, READ_COMMITTED_SNAPSHOT off": Model(SQLServerWithoutRowVersions, "mssql", _MAY_DEADLOCK),
+    "mssql, ALLOW_ROW_LOCKS off": Model(SQLServerWithPageLocks, "mssql", _MAY_DEADLOCK),
+    "mssql, lock escalation": Model(SQLServerThatEscalates, "mssql", _MAY_WAIT),
     "mssql, optimized locking": Model(SQLServerWithOptimizedLocking, "mssql", KEPT_LOCKS),
-    "mssql, optimized locking, READPAST waits": Model(SQLServerThatWaitsForTransactions, "mssql", _SERVER),
+    "mssql, optimized locking, READPAST waits": Model(SQLServerThatWaitsForTransactions, "mssql", _MAY_WAIT),
     "oracle, judged again": Model(OracleThatJudgesAgain, "oracle"),
-    "oracle, no room in blocks": Model(OracleWithFewSlots, "oracle", _WAITS),
+    "oracle, no room in blocks": Model(OracleWithFewSlots, "oracle", {"": [Waits]}),
 }
-"""What the documentation allows besides, settings, and Azure SQL Database.  Where all may wait, only what would run a
-task twice or lose one is checked."""
+"""What the documentation allows besides, settings, and Azure SQL Database."""
