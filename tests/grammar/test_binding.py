@@ -5,7 +5,6 @@ binders can tell. What they cannot judge is listed, so that anything else fails.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,9 +13,9 @@ import pytest
 
 from tests.dialects.catalog import schema
 from tests.dialects.recorder import recording_engine
-from tests.dialects.test_pinned import ENGINES, PINNED
+from tests.dialects.test_pinned import ENGINES
 from tests.grammar import ParserMissingError, dacfx, hsqldb
-from tests.grammar.test_grammar import unavailable
+from tests.grammar.test_grammar import pinned, unavailable
 
 T = TypeVar("T")
 pytestmark = pytest.mark.timeout(
@@ -71,9 +70,8 @@ UNFIT = {
 """Oracle's SQL with an unknown name or types that do not fit, and a part of the error."""
 
 
-def pinned(engine: str) -> dict[str, str]:
-    statements: dict[str, str] = json.loads((PINNED / f"{engine}.json").read_text())
-    return {name: sql for name, sql in statements.items() if not sql.startswith("CREATE ")}
+def statements(engine: str) -> dict[str, str]:
+    return {name: sql for name, sql in pinned(engine).items() if not sql.startswith("CREATE ")}
 
 
 def ddl(engine: str) -> list[str]:
@@ -87,13 +85,13 @@ def samples(given: dict[str, tuple[str, str]]) -> dict[str, str]:
 @functools.cache
 def transact() -> dict[str, dict[str, list[str]]]:
     """Return the errors of Microsoft's model, by version and name."""
-    return binder(lambda: dacfx.errors(ddl("mssql"), pinned("mssql") | samples(UNBOUND)))
+    return binder(lambda: dacfx.errors(ddl("mssql"), statements("mssql") | samples(UNBOUND)))
 
 
 @functools.cache
 def oracle() -> dict[str, list[str]]:
     """Return the errors of HSQLDB, by name."""
-    return binder(lambda: hsqldb.errors(ddl("oracle"), pinned("oracle") | samples(UNFIT)))
+    return binder(lambda: hsqldb.errors(ddl("oracle"), statements("oracle") | samples(UNFIT)))
 
 
 def binder(bind: Callable[[], T]) -> T:
