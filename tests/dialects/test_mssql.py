@@ -169,6 +169,20 @@ def test_a_primary_key_that_hints_do_not_name(model: Any, index: tuple[int, str]
         assert fix.endswith("PrimaryKeyConstraint('id', name='pk', mssql_clustered=False)")
 
 
+@pytest.mark.parametrize(
+    ("model", "fixes"),
+    [
+        (Task, ["ALTER TABLE task ADD PRIMARY KEY CLUSTERED (id)"]),
+        (Heap, ["ALTER TABLE heap ADD CONSTRAINT [Key of heap] PRIMARY KEY NONCLUSTERED (id)"]),
+        (Unnamed, []),
+    ],
+)
+def test_a_table_without_the_primary_key_that_hints_name(model: Any, fixes: list[str]) -> None:
+    findings = found(("is_primary_key",), of=model)
+    assert [code for _, code, *_ in findings] == ["key-index"] * len(fixes)
+    assert [fix for *_, fix in findings] == fixes
+
+
 def test_narrow_keys_cannot_be_sought_with_pymssql() -> None:
     """It writes every text as a literal N'...'; text keys of the library are NVARCHAR."""
     assert [code for _, code, *_ in found(of=Seat, driver="pymssql")] == ["narrow-key"]

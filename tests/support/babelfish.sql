@@ -30,7 +30,7 @@ SELECT x.indrelid::int AS object_id,
     left(i.relname::text, 31), md5(concat(left(i.relname::text, n), t.relname, md5(left(i.relname::text, n)))))
   ), i.relname::text)::sys.nvarchar(128) COLLATE sys.database_default AS name,
  x.indisunique::int AS is_unique, x.indisprimary::int AS is_primary_key, 0 AS is_disabled,
- 2 - x.indisclustered::int AS type, 1 AS allow_row_locks,
+ 2 - x.indisprimary::int AS type, 1 AS allow_row_locks,
  regexp_replace(replace(pg_get_expr(x.indpred, x.indrelid), '::"varchar"', ''), '= ANY \(ARRAY\[(.*?)\]\)', 'IN (\1)',
   'g')::sys.nvarchar COLLATE sys.database_default AS filter_definition
 FROM pg_catalog.pg_index x

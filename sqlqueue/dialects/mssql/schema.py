@@ -16,7 +16,7 @@ from ..parts.schema import Schema
 
 INDEXES = table(
     "indexes",
-    *map(column, ("object_id", "index_id", "is_disabled", "allow_row_locks", "is_primary_key")),
+    *map(column, ("object_id", "index_id", "is_disabled", "allow_row_locks", "is_primary_key", "type")),
     column("name", String),
     schema="sys",
 )

@@ -59,9 +59,15 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
 def _findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield the reasons why statements cannot seek rows by primary key."""
     is_key = (is_of(connection, spec.table), INDEXES.c.is_primary_key == 1)
-    live = connection.execute(select(INDEXES.c.index_id, INDEXES.c.name).where(*is_key)).first()
+    live = connection.execute(select(INDEXES.c.type, INDEXES.c.name).where(*is_key)).first()
     named = index_of_key(spec.table)
-    if live is not None and named not in {plain(connection.dialect, live[1]), *(["1"] if live[0] == 1 else [])}:
+    if live is None and named is not None:
+        message = f"{spec.table.fullname} has no primary key: every statement that finds tasks by key fails (error 308)"
+        of = ", ".join(plain(connection.dialect, column.name) for column in spec.primary_key)
+        key = "PRIMARY KEY CLUSTERED" if named == "1" else f"CONSTRAINT {named} PRIMARY KEY NONCLUSTERED"
+        fix = f"ALTER TABLE {live_name(connection, spec.table)} ADD {key} ({of})"
+        yield Finding.of(spec, Severity.ERROR, "key-index", message, fix)
+    elif live is not None and named not in {plain(connection.dialect, live[1]), *(["1"] if live[0] == 1 else [])}:
         columns = ", ".join(repr(column.name) for column in spec.primary_key)
         key = f"PrimaryKeyConstraint({columns}, name={live[1]!r}, mssql_clustered={live[0] == 1})"
         fix = f"declare it in __table_args__ as {key}"
