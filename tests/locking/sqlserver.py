@@ -5,8 +5,11 @@
   and held until the transaction completes", whether the row matches or not.  READPAST skips locked rows and keys, but
   an UPDATE "may block [..] when modifying secondary indexes".  FORCESEEK without INDEX: "through any relevant index".
   https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-- An UPDATE without UPDLOCK releases the U lock on a row that does not match: *Transaction locking and row versioning
-  guide*, as does a plain SELECT, which takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it
+- Without UPDLOCK, an UPDATE checks its criteria "row by row in a scan by first taking an update (U) row lock. If the
+  predicate is satisfied, an exclusive (X) row lock is taken [..] and held until the end of transaction": the U lock on
+  a row that does not match is assumed to be released, which no document says.
+  https://learn.microsoft.com/en-us/sql/relational-databases/performance/optimized-locking
+- A plain SELECT takes S locks on what it reads, one after the other, unless READ_COMMITTED_SNAPSHOT is on: then it
   reads committed data.
   https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide
 - An OR of keys of several columns, all parameters, may be read as a range of the first column: the parameters might be
