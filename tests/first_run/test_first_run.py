@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import NullPool, create_engine, inspect, text
 
 from tests.first_run import __main__ as program
 from tests.first_run import experiments
@@ -70,7 +70,12 @@ def test_rows_that_are_not_returned(lab: Lab) -> None:
 
 @pytest.mark.requires("locks_rows")
 def test_composite_keys(lab: Lab) -> None:
+    said: list[str] = []
+    written = "SELECT 'seat', 'KEY', 'X', count(*) FROM seat WHERE status = 'completed'"
+    lab = replace(lab, views=replace(STANDING_IN, locks=written), say=said.append)
     EXPERIMENTS["composite"](lab)
+    locks = said.index("  three seats of one line are completed:") + 1
+    assert said[locks].split() == ["3", "X", "KEY", "seat"]
     assert [each.partition(":")[0] for each in lab.learned] == ["three keys of one line", "slots"]
     assert all(each.endswith("another session gets 5 of 5 others") for each in lab.learned)
 
@@ -181,7 +186,9 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     output = capsys.readouterr().out
     assert "[2 of 2] fine: Is it fine?" in output
     assert output.endswith("- faulty FAILED: LookupError: it is\n- it is, with 7 tasks\n")
-    assert program.main([url, "fine"], {"sqlite": STANDING_IN}) == 0  # the first run has left it empty
+    with create_engine(url).connect() as connection:
+        assert inspect(connection).get_table_names() == []
+    assert program.main([url, "fine"], {"sqlite": STANDING_IN}) == 0
     lacking = replace(STANDING_IN, locks="SELECT * FROM sys.dm_tran_locks")
     assert program.main([url], {"sqlite": lacking}) == 2
     assert "GRANT everything TO this account" in capsys.readouterr().err
