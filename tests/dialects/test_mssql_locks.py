@@ -168,7 +168,7 @@ def test_hints_stay_where_a_table_has_a_schema() -> None:
     }
     locking = "ROWLOCK, UPDLOCK, READPAST, FORCESEEK, INDEX(ix_errand_claim)"
     assert f"FROM [Own].errand WITH ({locking})" in log[0]
-    assert all(re.search(r"(FROM|UPDATE) \[Own\]\.errand WITH \(.*FORCESEEK", sql) for sql in log)
+    assert all(re.search(r"FROM \[Own\]\.errand WITH \(.*FORCESEEK", sql) for sql in log if "errand" in sql)
 
 
 KEYS: list[tuple[list[Any], str]] = [

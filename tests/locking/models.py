@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tests.locking.guarantees import WAITING, Deadlock, LeaseNotExtended, LocksTooMuch, Violation, Waits
+from tests.locking.guarantees import WAITING, Deadlock, LocksTooMuch, Violation, Waits
 from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain, OracleWithFewSlots
 from tests.locking.postgresql import PostgreSQL
@@ -54,16 +54,11 @@ KEPT_LOCKS: dict[str, Collection[type[Violation]]] = {
     "twice": [Waits],
     "criteria": [Waits],
     "postponing": [Waits],
-    # on a row that is selected by key and does not match
-    "ways in, locks": [LocksTooMuch],
-    "heartbeat, locks": [LeaseNotExtended],
+    "promoting": [LocksTooMuch],
 }
-"""UPDLOCK may keep locks on what does not match until the transaction ends.  The last one may run a task twice: another
-claim takes a row after a claim that only locks (``lease=None``) has read it, and before that one locks it, and does not
-find it matching. While the row stays locked, heartbeats skip it.  See *SQL Server* in the reference on engines."""
-_KEPT_IN_LOCKS = {"heartbeat, locks": [*WAITING, LeaseNotExtended]}
-_MAY_WAIT: dict[str, Collection[type[Violation]]] = {"": [Waits, LocksTooMuch], **_KEPT_IN_LOCKS}
-_MAY_DEADLOCK: dict[str, Collection[type[Violation]]] = {"": WAITING, **_KEPT_IN_LOCKS}
+"""UPDLOCK may keep locks on what does not match until the transaction ends.  Claims that lock by key release them."""
+_MAY_WAIT: dict[str, Collection[type[Violation]]] = {"": [Waits, LocksTooMuch]}
+_MAY_DEADLOCK: dict[str, Collection[type[Violation]]] = {"": WAITING}
 MODELS = {
     "postgresql": Model(PostgreSQL, "postgresql"),
     "mysql": Model(InnoDB, "mysql", BY_ENTRY),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, or_
+from sqlalchemy import Select
 
 from sqlqueue.dialects.base import Adapter
 from sqlqueue.dialects.mssql import SQLServer
@@ -62,11 +62,10 @@ class UnnamedIndexSQLServerKeys(SQLServerKeys):
         return _without_key_hint(super().by_key(spec, statement))
 
 
-class CombiningSQLServerKeys(SQLServerKeys):
-    """Combines keys of several columns with OR."""
+class ClingingSQLServer(SQLServerLocking):
+    """Keeps locks on rows that are selected by key and do not match."""
 
-    def key_in(self, spec: Any, keys: Sequence[Any]) -> Any:
-        return or_(*map(spec.key, keys))
+    keeps_others = False
 
 
 class LockingEntriesSQLServer(SQLServerLocking):
@@ -145,7 +144,7 @@ WRONG: dict[str, Adapter] = {
     "WaitingSQLServer": _locking(SQLServer(), WaitingSQLServer(SQLServerKeys())),
     "ScanningSQLServer": _locking(SQLServer(), ScanningSQLServer(ScanningSQLServerKeys())),
     "UnnamedIndexSQLServer": _locking(SQLServer(), UnnamedIndexSQLServer(UnnamedIndexSQLServerKeys())),
-    "CombiningSQLServer": _locking(SQLServer(), SQLServerLocking(CombiningSQLServerKeys())),
+    "ClingingSQLServer": _locking(SQLServer(), ClingingSQLServer(SQLServerKeys())),
     "LockingEntriesSQLServer": _locking(SQLServer(), LockingEntriesSQLServer(SQLServerKeys())),
     "WaitingPostgreSQL": _locking(PostgreSQL(), WaitingPostgreSQL(PostgreSQLKeys())),
     "WaitingOracle": _locking(Oracle(), WaitingOracle(OracleKeys())),

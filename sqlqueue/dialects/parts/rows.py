@@ -47,7 +47,8 @@ class Rows:
     def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
         """Lock the rows of ``pick`` with one statement; return their primary keys, in order."""
         locking = pick.made.get((self, "lock"), lambda: self.locking.picking(pick, *pick.spec.primary_key))
-        return self.keys(session, pick.spec, locking)
+        found, stay = self._locked(session, pick.spec, partial(self.keys, session, pick.spec, locking), pick.limit)
+        return found if stay else self._lock_keys(session, pick, found, len(found))
 
     def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
         """Do the work of :meth:`lock_picked` by primary key: read rows without locks, then lock some until there are
@@ -99,8 +100,24 @@ class Rows:
         limit = room if room < len(keys) else None
         make = partial(self._naming, pick, count, limit)
         locking = pick.made.get((self, "name", count, limit), make)
-        locked = set(self.keys(session, spec, locking, self._keys.key_names(spec, keys)))
-        return [key for key in keys if key in locked]
+        lock = partial(self.keys, session, spec, locking, self._keys.key_names(spec, keys))
+        rows, stay = self._locked(session, spec, lock, min(room, len(keys)))
+        locked = set(rows)
+        found = [key for key in keys if key in locked]
+        return found if stay else self._lock_keys(session, pick, found, room)
+
+    def _locked(
+        self, session: Session, spec: QueueSpec, lock: Callable[[], list[Identity]], number: int
+    ) -> tuple[list[Identity], bool]:
+        """Return the rows that ``lock`` returns, and whether they stay locked: fewer than ``number`` are released
+        together with others that it may have locked."""
+        if not self.locking.keeps_others:
+            return lock(), True
+        with session.connection(spec.bind_arguments).begin_nested() as savepoint:
+            found = lock()
+            if len(found) < number:
+                savepoint.rollback()
+        return found, not found or len(found) >= number
 
     def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
         keys = self._keys.keys_named(pick.spec, count)
