@@ -128,6 +128,15 @@ def test_names_and_types_fit_on_oracle() -> None:
     assert {reason for reason in CANNOT if not any(reason in line for line in lines)} == set()
 
 
+def test_the_statements_of_every_block_are_bound() -> None:
+    blocks = [sql for sql in statements("oracle").values() if sql.startswith("DECLARE")]
+    assert len(blocks) > 30
+    for block in blocks:
+        bound = " ".join(hsqldb.parts(block))
+        for verb in ("SELECT", "UPDATE", "DELETE", "INSERT"):
+            assert len(re.findall(rf"\b{verb} ", bound)) == len(re.findall(rf"\b{verb} ", block))
+
+
 @pytest.mark.parametrize("name", UNFIT)
 def test_what_does_not_fit_is_found_on_oracle(name: str) -> None:
     assert UNFIT[name][1] in "".join(oracle()[f"sample {name}"])
