@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 import sqlqueue.alembic
-from sqlqueue.evaluation.demo.models import Base
+from sqlqueue.evaluation.demo.application import Base
 
 VARIABLE = "SQLQUEUE_DATABASE_URL"
 

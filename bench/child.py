@@ -13,8 +13,7 @@ from sqlalchemy import URL
 
 from sqlqueue import Worker
 from sqlqueue.dialects.postgresql.notifications import CHANNEL
-from sqlqueue.evaluation.database import connect, sessions
-from sqlqueue.evaluation.processes import ChildProcess
+from sqlqueue.evaluation.support import ChildProcess, connect, sessions
 from sqlqueue.queue.spec import spec_of
 
 from .baselines import BASELINES, raw_connection

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import QueueSession, Status
-from sqlqueue.evaluation.database import sessions
+from sqlqueue.evaluation.support import sessions
 
 from .baselines import BASELINES, raw_connection
 from .counter import StatementCounter

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sqlqueue.evaluation.command import Url, exit_codes, output, progress
+from sqlqueue.evaluation.support import Url, exit_codes, output, progress
 
 from .models import KeyKind
 from .run import PEERS, SECTIONS, STANDARD, BenchOptions, measured

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Engine, delete, func, select
 
 from sqlqueue import Status
-from sqlqueue.evaluation.database import sessions
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError, sessions
 from sqlqueue.sql.clock import utcnow
 
 from .baselines import BASELINES

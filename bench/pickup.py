@@ -13,7 +13,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
-from sqlqueue.evaluation.processes import ChildProcess
+from sqlqueue.evaluation.support import ChildProcess
 from sqlqueue.sql.clock import utcnow
 
 from .baselines import BASELINES

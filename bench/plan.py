@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import URL, Engine
 
-from sqlqueue.evaluation.database import connect
+from sqlqueue.evaluation.support import connect
 from sqlqueue.queue.spec import spec_of
 
 from .models import BY_HAND, JOBS, KeyKind

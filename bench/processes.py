@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlqueue.evaluation.errors import EvaluationError
-from sqlqueue.evaluation.processes import ChildProcess
+from sqlqueue.evaluation.support import ChildProcess, EvaluationError
 
 from .counter import StatementCounter
 from .plan import Plan

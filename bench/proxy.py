@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import URL
 
 from sqlqueue._support.processes import CONTEXT
-from sqlqueue.evaluation.errors import EvaluationError
-from sqlqueue.evaluation.processes import ChildProcess
+from sqlqueue.evaluation.support import ChildProcess, EvaluationError
 
 _PORTS = {"postgresql": 5432, "cockroachdb": 26257, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
 """Ports by SQLAlchemy's name of the dialect, for URLs without a port."""

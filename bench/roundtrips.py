@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-from sqlqueue.evaluation.database import sessions
-from sqlqueue.evaluation.processes import ChildProcess
+from sqlqueue.evaluation.support import ChildProcess, sessions
 
 from .child import TaskStart, listener_process, worker_process
 from .clients import Client, Clients

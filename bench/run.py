@@ -11,8 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, inspect
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.evaluation.database import connect, reached, sessions
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError, connect, reached, sessions
 
 from .baselines import BASELINES
 from .contest import Contest, Form, Measure, Say, drain, enqueue

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from sqlqueue import Worker
 from sqlqueue._support.processes import settle_in
-from sqlqueue.evaluation.database import sessions
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError, sessions
 from sqlqueue.worker.handling.handlers import Mode
 
 from .clients import Client, Clients

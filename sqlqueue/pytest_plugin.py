@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ._support.exc import ConfigurationError
-from .testing.fixture import AsyncQueue, Queue
+from .testing.tools import AsyncQueue, Queue
 
 pytest.register_assert_rewrite("sqlqueue.testing.conformance")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlqueue.evaluation.database import prepare
+from sqlqueue.evaluation.support import prepare
 
 from .driver import DriverClient
 from .psycopg import Psycopg

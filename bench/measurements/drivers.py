@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from bench.models import Base, Job, Note
 from sqlqueue import AsyncQueueSession, QueueSession, Worker
-from sqlqueue.evaluation.database import connect, reached, sessions
+from sqlqueue.evaluation.support import connect, reached, sessions
 
 THREADS = 10
 OPTIONS = {"isolation_level": "READ COMMITTED", "pool_size": THREADS + 5}

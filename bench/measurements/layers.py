@@ -29,7 +29,7 @@ from bench.forms import drains
 from bench.models import Base, KeyKind
 from bench.plan import Plan
 from bench.processes import ProcessPool
-from sqlqueue.evaluation.database import reached
+from sqlqueue.evaluation.support import reached
 
 RATE = 500
 """Samples per second."""

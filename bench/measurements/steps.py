@@ -23,7 +23,7 @@ from sqlalchemy.orm import sessionmaker
 from bench.measurements.layers import planned
 from bench.models import Base
 from sqlqueue.dialects import adapter_for
-from sqlqueue.evaluation.database import reached
+from sqlqueue.evaluation.support import reached
 from sqlqueue.operations.claim_query import ClaimQuery
 from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.queue.spec import spec_of

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import URL, Engine, inspect, text
 
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError
 
 from .contenders import BASELINE, CONTENDERS, PeerContender, PeerError
 from .environment import command_of

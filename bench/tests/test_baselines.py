@@ -31,7 +31,7 @@ from bench.workloads import (
     together_writing,
 )
 from sqlqueue import Status
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Database
 

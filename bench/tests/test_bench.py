@@ -15,7 +15,7 @@ from bench.plan import Plan
 from bench.processes import process_pool
 from bench.tests.command import bench
 from bench.workloads import MakeWorkload, Workload
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError
 from tests.support.harness import Database
 
 

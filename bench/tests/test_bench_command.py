@@ -19,8 +19,8 @@ from sqlalchemy.exc import OperationalError
 
 from bench.baselines import raw_connection
 from bench.tests.command import bench
-from sqlqueue.evaluation import command
-from sqlqueue.evaluation.database import connect
+from sqlqueue.evaluation import support as command
+from sqlqueue.evaluation.support import connect
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, column, event, func, inspect, select,
 
 from bench.growth import HeldSnapshot, measure_growth, measure_held_snapshot
 from bench.servertime import ServerTime, read_server_time
-from sqlqueue.evaluation.database import connect, sessions
+from sqlqueue.evaluation.support import connect, sessions
 from tests.support.engines import ACCOUNT
 from tests.support.harness import Database
 

@@ -17,7 +17,7 @@ from bench.peers.environment import command_of
 from bench.peers.figures import Drained, Latency, drained, latency
 from bench.peers.measure import PeerPlan, measure_peers
 from bench.tests.command import bench
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError
 from tests.support.harness import Database
 
 PLAN = PeerPlan(jobs=50, rounds=1, processes=(1,), threads=2, batch=10, tasks=5)

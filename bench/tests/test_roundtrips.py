@@ -16,7 +16,7 @@ from sqlalchemy import URL, make_url
 from bench import roundtrips
 from bench.proxy import proxy
 from bench.tests.command import bench
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.support import EvaluationError
 from tests.support.harness import Database
 
 DELAY = 0.05

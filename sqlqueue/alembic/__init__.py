@@ -14,9 +14,8 @@ disable it: ``context.configure(autogenerate_plugins=["alembic.autogenerate.*", 
 
 from importlib.metadata import entry_points
 
-from .options import MigrationOptions
+from .options import MigrationOptions, verify
 from .plugin import PLUGIN, plugin
-from .verification import verify
 
 __all__ = ["PLUGIN", "MigrationOptions", "verify"]
 

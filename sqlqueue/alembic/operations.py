@@ -1,8 +1,9 @@
-"""Operations that Alembic does not have; they are rendered into revisions as standard operations."""
+"""Operations that Alembic does not have: they are rendered into revisions as standard operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Self
 
@@ -10,14 +11,141 @@ from alembic.autogenerate import renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import render_op
 from alembic.operations.ops import AddColumnOp, AlterColumnOp, DropColumnOp, MigrateOperation, ModifyTableOps
-from sqlalchemy import Column, MetaData, Table
+from alembic.util import PriorityDispatchResult
+from sqlalchemy import Column, DateTime, DefaultClause, Identity, MetaData, Table, TextClause
 
-from ..dialects import adapters
+from ..dialects import adapter_for, adapters, moment_defaults
 from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
 from ..dialects.sqlite.definition import DEFINITION_DIALECT, setting_defaults
-from ..queue.status import Status
-from .adoption import Adoption, added, render_default
-from .defaults import render_item
+from ..queue.status import FINAL, Status
+from ..sql.clock import NEVER, utcdefault
+
+# -- adoption of existing rows when a table becomes a queue: the values of the new columns in these rows --------------
+#
+# A column is added with a constant default, whose value existing rows keep, and gets the model's default in a second
+# step.  On PostgreSQL, MySQL and MariaDB both steps change only the catalog: they write no rows and hold locks only
+# briefly.  With an expression as the default, MySQL would copy the table.
+
+_PLACEHOLDER = "-"
+"""The value of text columns that have no default and are not nullable.  Oracle would treat an empty string as NULL."""
+
+
+class MomentDefault(DefaultClause):
+    """A default written into a revision as a Python expression, so that SQLAlchemy renders it for each engine."""
+
+    def __init__(self, python: str) -> None:
+        super().__init__(python)
+        self.python = python
+
+
+_NEVER = f"datetime.datetime({NEVER.year}, {NEVER.month}, {NEVER.day})"
+_NOW = "datetime.datetime.now(datetime.timezone.utc)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """The conversion of a table's existing rows to tasks."""
+
+    status: str
+    """The name of the status column."""
+    available_at: str
+    """The name of the ``available_at`` column."""
+    becomes: Status
+    """The status of the existing rows."""
+
+    def default(self, column: Column[Any]) -> Any:
+        """Return the value of ``column`` in existing rows."""
+        if column.name == self.status:
+            return self.becomes.value
+        if column.name == self.available_at and self.becomes in FINAL:
+            return MomentDefault(_NEVER)
+        if isinstance(getattr(column.type, "impl", column.type), DateTime) and not column.nullable:
+            return MomentDefault(_NOW)
+        return initial_default(column)
+
+
+def initial_default(column: Column[Any]) -> Any:
+    """Return the value of ``column`` in existing rows of a table that is already a queue."""
+    is_open = column.server_default is None and not column.nullable
+    return _PLACEHOLDER if is_open and column.type.python_type is str else column.server_default
+
+
+def added(columns: Sequence[Column[Any]], adoption: Adoption | None) -> list[Column[Any]]:
+    """Return copies of ``columns`` with the defaults for existing rows."""
+    default = initial_default if adoption is None else adoption.default
+    return [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in columns]
+
+
+def render_default(context: AutogenContext, default: Any) -> str:
+    """Return the Python source of a constant default: a string, SQL, or a time."""
+    prefix = context.opts["sqlalchemy_module_prefix"] or ""
+    if isinstance(default, MomentDefault):
+        context.imports.add("import datetime")
+        # a column with a time zone would read a naive time as local to the session
+        zoneless = tuple(sorted(name for name, adapter in adapters().items() if adapter.types.timestamp is not None))
+        here = f"{context.opts['alembic_module_prefix'] or ''}get_context().dialect.name"
+        zone = f"None if {here} in {zoneless!r} else datetime.timezone.utc"
+        return f"{prefix}literal({default.python}.replace(tzinfo={zone}))"
+    value = getattr(default, "arg", default)
+    return f"{prefix}text({str(value)!r})" if isinstance(value, TextClause) else repr(value)
+
+
+# -- the server defaults of time columns: each engine has its own expression for the current time in UTC --------------
+
+
+def is_ours(default: object) -> bool:
+    """Return whether ``default`` is the queue's own default for time columns."""
+    return isinstance(default, DefaultClause) and isinstance(default.arg, utcdefault)
+
+
+def compare_default(
+    context: AutogenContext,
+    op: AlterColumnOp,
+    _schema: str | None,
+    _table: str,
+    _column: str,
+    live: Column[Any],
+    wanted: Column[Any],
+) -> PriorityDispatchResult:
+    """Compare the defaults of time columns, whether or not Alembic compares defaults, which it does by text alone."""
+    if isinstance(wanted.server_default, Identity) and not context.dialect.supports_identity_columns:
+        op.modify_server_default = False  # the engine generates keys in another way, and SQLAlchemy omits Identity
+    if is_ours(wanted.server_default):
+        text = getattr(getattr(live.server_default, "arg", None), "text", None)
+        if text is not None and adapter_for(context.dialect).schema.same_default(context.dialect, text):
+            op.modify_server_default = False
+        else:
+            op.modify_server_default = wanted.server_default
+            op.existing_server_default = live.server_default or False
+            op.existing_type = wanted.type  # the reflected type may be specific to this engine
+    return PriorityDispatchResult.CONTINUE
+
+
+def render_item(context: AutogenContext) -> Callable[[str, Any, AutogenContext], Any]:
+    """Return a ``render_item`` that renders the defaults of queues, and leaves the rest to the project's own.
+
+    Revisions choose the default of a time column by the engine that they are run on, not the one that generated them.
+    """
+    given = context.opts.get("render_item")
+
+    def render(kind: str, item: Any, rendering: AutogenContext) -> Any:
+        if isinstance(item, MomentDefault):
+            return render_default(rendering, item)
+        rendered = given(kind, item, rendering) if given else False
+        return _chosen(rendering) if rendered is False and kind == "server_default" and is_ours(item) else rendered
+
+    return render
+
+
+def _chosen(context: AutogenContext) -> str:
+    sa, op = (context.opts[f"{module}_module_prefix"] or "" for module in ("sqlalchemy", "alembic"))
+    words = moment_defaults()
+    portable = max(words.values(), key=list(words.values()).count)
+    others = {name: text for name, text in sorted(words.items()) if text != portable}
+    return f"{sa}text({others!r}.get({op}get_context().dialect.name, {portable!r}))"
+
+
+# -- operations that Alembic does not have; they are rendered into revisions as standard operations -------------------
 
 
 class AddQueueColumnsOp(MigrateOperation):

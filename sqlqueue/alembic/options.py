@@ -1,12 +1,19 @@
-"""A project's options for the migrations of its queues."""
+"""A project's options for the migrations of its queues, and the check that the plugin is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sqlalchemy import Connection, MetaData
+
 from .._support.exc import ArgumentError
+from ..dialects import adapter_for
+from ..model.mixins import queues
 from ..queue.status import FINAL, Status
+
+# -- a project's options for the migrations of its queues -------------------------------------------------------------
 
 KEYWORD = "sqlqueue"
 """The name of the argument of ``context.configure``."""
@@ -54,3 +61,25 @@ def options_in(configured: dict[str, Any]) -> MigrationOptions:
     if not isinstance(options, MigrationOptions):
         raise ArgumentError(f"context.configure({KEYWORD}={options!r}): give a sqlqueue.alembic.MigrationOptions(...)")
     return options
+
+
+# -- the check, before a migration, of whether the server supports the project's queues -------------------------------
+
+
+def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:
+    """Raise :class:`.UnsupportedDialectError` if this server does not support the queues of ``metadata``.
+
+    Nothing is changed.  Autogenerate calls this automatically.  For ``alembic upgrade``, call it in ``env.py`` before
+    ``context.configure``: most engines do not roll back a migration that fails halfway.
+    """
+    if not any(queues(each) for each in listed(metadata)):
+        return
+    within = connection.in_transaction()
+    adapter_for(connection.dialect).server.verify(connection)
+    if not within:
+        connection.rollback()  # otherwise Alembic would take the transaction for the caller's, and not commit it
+
+
+def listed(metadata: MetaData | Sequence[MetaData] | None) -> Sequence[MetaData]:
+    """Return ``metadata`` as a sequence, since a project can have one, several or none."""
+    return [metadata] if isinstance(metadata, MetaData) else metadata or ()

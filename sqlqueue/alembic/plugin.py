@@ -30,7 +30,7 @@ class PluginModule(ModuleType):
 
         first, last, add = DispatchPriority.FIRST, DispatchPriority.LAST, plugin.add_autogenerate_comparator
         add(_calling("comparison", "verify_first"), "autogenerate", priority=first)
-        add(_calling("defaults", "compare_default"), "column", "queue_default", priority=last)
+        add(_calling("operations", "compare_default"), "column", "queue_default", priority=last)
         add(_calling("comparison", "complete"), "autogenerate", priority=last)
 
 

@@ -9,19 +9,14 @@ from inspect import cleandoc
 import typer
 from rich.markup import escape
 
-from ..evaluation.demo.command import demo
-from ..evaluation.prove.command import prove
-from .changes import cancel, discard, rerun, retry
+from ..evaluation.demo.run import demo
+from ..evaluation.prove.run import prove
+from .changes import cancel, discard, prune, rerun, retry
 from .check import check
-from .dashboard import dashboard
-from .limits import limits, set_limit
-from .pausing import pause, resume
-from .pruning import prune
-from .sqltasks import sql_tasks
-from .stats import errors, stats
+from .control import limits, pause, resume, set_limit, workers
+from .statistics import errors, stats
 from .tasks import list_tasks, show, why
-from .work import work
-from .workers import workers
+from .work import dashboard, sql_tasks, work
 
 Command = Callable[..., None]
 

@@ -1,10 +1,14 @@
-"""Connections to a command's database, transactions in it, and the messages when it cannot be reached."""
+"""The database and the application that a command works on: arguments, connections, the queues that are named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -15,8 +19,9 @@ from sqlalchemy.pool import NullPool
 from .._support.error_text import readable
 from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
-from ..diagnostics.check import verify_companions, verify_queues
+from ..diagnostics.check import specs_of, verify_companions, verify_queues
 from ..dialects import adapter_for
+from ..lifecycle.kind import holds_tasks
 from ..operations.attempts import spoken
 from ..queue.spec import QueueSpec
 from ..worker.database.checkouts import CONNECT, UNREACHABLE, track
@@ -24,6 +29,59 @@ from ._output import complain, refusal
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+# -- arguments of all commands: a `module:attribute` of the application and the URL of its database -------------------
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:ATTRIBUTE",
+        help="The declarative base, MetaData or model of the queues, such as myapp.models:Base. The current directory"
+        " is on the import path. The module must import all models.",
+    ),
+]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="SQLQUEUE_DATABASE_URL",
+        help=(
+            "The database as an SQLAlchemy URL: postgresql+psycopg://user@host/name. Prefer the environment variable if"
+            " it contains a password: other users can see command lines."
+        ),
+    ),
+]
+
+
+def load(target: str) -> Any:
+    """Import and return the object at ``module:attribute``; it is a usage error if there is none."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise refusal(f"{target!r} is not of the form module:attribute, as in myapp.models:Base")
+    module = _import(module_name)
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise refusal(f"the module {module_name} has no {path}") from error
+
+
+def _import(name: str) -> Any:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise refusal(f"there is no module {error.name}, neither in the current directory nor installed") from error
+        raise refusal(f"{name} cannot be imported: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise refusal(f"{name} cannot be imported: it raises {reason}") from error
+
+
+# -- connections to a command's database, transactions in it, and the messages when it cannot be reached --------------
 
 R = TypeVar("R")
 
@@ -156,3 +214,41 @@ def refusals(command: str) -> Iterator[None]:
     except OSError as error:  # some drivers do not wrap these
         complain(f"sqlqueue {command}: {str(error) or type(error).__name__}")
         raise typer.Exit(2) from error
+
+
+# -- the option `--queue`: the queues that a command applies to -------------------------------------------------------
+
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help="The name of the queue's model or table, if there are several.",
+    ),
+]
+
+
+def queues_of(target: str, name: str | None) -> list[QueueSpec]:
+    """Return the queues of ``target`` that hold tasks, or the one called ``name``; it is a usage error if there is
+    none."""
+    every = specs_of(load(target))
+    found = [spec for spec in every if holds_tasks(spec)]
+    if not found:
+        raise refusal(f"{_names(every)} holds the slots of limits, not tasks: name the model with the limits")
+    chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
+    if not chosen:
+        raise refusal(f"there is no queue {name} in {target}; its queues are {_names(found)}")
+    return chosen
+
+
+def queue_of(target: str, name: str | None) -> QueueSpec:
+    """Return the queue called ``name``, or the only one of ``target``; it is a usage error if there are several."""
+    found = queues_of(target, name)
+    if len(found) > 1:
+        raise refusal(f"{target} has {len(found)} queues: use --queue with one of {_names(found)}")
+    return found[0]
+
+
+def _names(specs: Iterable[QueueSpec]) -> str:
+    return ", ".join(spec.entity.__name__ for spec in specs)

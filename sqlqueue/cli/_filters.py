@@ -14,8 +14,7 @@ from ..operations import filtering
 from ..operations.filtering import column
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ._output import refusal
-from ._values import age
+from ._output import age, refusal
 
 Statuses = Annotated[
     list[Status] | None, typer.Option("--status", "-s", help="Only tasks in this state; may be repeated.")

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import Annotated
 
@@ -16,8 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .._support.error_text import readable
+from .._support.exc import ArgumentError
+from ..operations import text_values
 from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
+
+# -- output of the commands: tables for people, JSON for programs -----------------------------------------------------
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -156,3 +160,14 @@ def confirm(what: str, *, yes: bool) -> None:
         complain(f"sqlqueue: this would {what}, and there is no terminal to confirm it: use --yes")
         raise typer.Exit(2)
     typer.confirm(readable(f"{what[:1].upper()}{what[1:]}?"), abort=True, err=True)
+
+
+# -- parsers of typer options -----------------------------------------------------------------------------------------
+
+
+def age(text: str) -> timedelta:
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
+    try:
+        return text_values.age(text)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error

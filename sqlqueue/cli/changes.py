@@ -1,19 +1,207 @@
-"""The commands that change tasks: ``sqlqueue retry``, ``rerun``, ``cancel`` and ``discard``."""
+"""The commands that change tasks in batches: ``retry``, ``rerun``, ``cancel``, ``discard`` and ``prune``."""
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from ..operations.mass_changes import CANCEL, RERUN, RETRY, MassChange, discarding
-from ..queue.spec import QueueSpec
-from ._change import ConfirmedChange
-from ._database import refusals
+from .. import operations
+from ..model.history import history_of
+from ..operations import QueueStats
+from ..operations.batches import BATCH, Batch
+from ..operations.counting import CAP
+from ..operations.history import count_old_attempts
+from ..operations.mass_changes import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
+from ..operations.pruning import Pruned, is_prunable
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import FINAL, Status
+from ._database import Queue, Target, Url, queue_of, refusals, transact
 from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic
-from ._output import AsJson, Yes
-from ._queue import Queue, queue_of
-from ._target import Target, Url
+from ._output import AsJson, Yes, age, complain, confirm, print_json, refusal, say, tasks
+
+# -- changes that take many transactions: showing their progress, and stopping them with Ctrl-C -----------------------
+
+STOPPED = 130
+"""The exit status of a command that was stopped by Ctrl-C."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchTotals:
+    """The changes committed so far."""
+
+    changed: int = 0
+    taken: int = 0
+    """See :class:`.Batch`."""
+    protected: int = 0
+    """See :class:`.Batch`."""
+    stopped: bool = False
+    """Whether Ctrl-C stopped the command before the end."""
+
+
+def in_transactions(
+    url: str, batches: Callable[[Session], Iterable[Batch]], totals: BatchTotals, *, what: str, total: int | None
+) -> None:
+    """Run ``batches``, each of which commits, and add their results to ``totals``, until the end or Ctrl-C.
+
+    Progress is shown on standard error, if that is a terminal.  The first Ctrl-C stops after the current batch; a
+    second one stops at once and rolls the current batch back.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=total)
+
+        def work(session: Session) -> None:
+            for batch in batches(session):
+                totals.changed += batch.changed
+                totals.taken += batch.taken
+                totals.protected = batch.protected
+                progress.update(bar, completed=totals.changed + totals.taken)
+                if is_asked_to_stop():
+                    totals.stopped = True
+                    return
+
+        with _stoppable() as is_asked_to_stop:
+            try:
+                transact(url, work)
+            except KeyboardInterrupt:
+                totals.stopped = True
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed; the second one raises KeyboardInterrupt."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set  # only the main thread can handle signals
+        return
+
+    def ask(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# -- a change of many tasks: counted, confirmed, carried out in batches, and reported ---------------------------------
+
+_DUE = (
+    "runs once it is due."
+    " To run it now: UPDATE {table} SET status = 'available', available_at = '2000-01-01 00:00:00' WHERE ..."
+)
+_FINAL = "is final; sqlqueue rerun makes it run again."
+_HINTS = {
+    Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
+    Status.SCHEDULED: f"A scheduled task {_DUE}",
+    Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue retry makes it due now.",
+    Status.RUNNING: "A running task belongs to its worker until its lease expires; then any worker may take it over.",
+    Status.COMPLETED: f"A completed task {_FINAL}",
+    Status.CANCELLED: f"A cancelled task {_FINAL}",
+    Status.DISCARDED: "A discarded task is a dead letter; sqlqueue retry brings it back.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmedChange:
+    """A change of the tasks that match some criteria, which the user is asked to confirm."""
+
+    verb: str
+    done: str
+    spec: QueueSpec
+    where: Sequence[Criterion]
+    affected: Collection[Status]
+    batches: Callable[[Session], Iterable[Batch]]
+    """A function that carries out the change, in batches that each commit."""
+    named: bool = False
+    """Whether tasks were selected by key; the command then explains why none was changed."""
+    hung: bool = False
+    """Whether running tasks whose lease has expired are affected too."""
+    ends_all: bool = False
+    """Whether it ends all tasks of the queue, for want of a filter: even one needs confirmation."""
+    deletes: bool = False
+    """Whether rows are deleted; rows that foreign keys reference are kept."""
+
+    def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
+        """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
+        stats = transact(url, self._counted)
+        found = {**{str(status): stats[status] for status in self.affected}, "hung": stats.hung if self.hung else 0}
+        counts = {what: number for what, number in found.items() if number}
+        number = sum(counts.values())
+        is_capped = not stats.capped.isdisjoint(counts)
+        if number:
+            parts = ", ".join(f"{part}{'+' if what in stats.capped else ''} {what}" for what, part in counts.items())
+            if number > 1 or self.ends_all:
+                many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
+                confirm(f"{self.verb} {many} ({parts})", yes=yes)
+        totals = BatchTotals()
+        try:
+            if number:
+                in_transactions(url, self.batches, totals, what=self.verb, total=None if is_capped else number)
+        except DBAPIError:
+            complain(f"{self._told(totals)} These changes are committed; then an error occurred.")
+            raise
+        if as_json:
+            done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
+            print_json({"queue": self.spec.table.fullname, "action": self.verb, **done})
+        else:
+            say(self._told(totals))
+            if not totals.changed and self.named:
+                say(self._why_none(stats))
+        if totals.stopped:
+            complain("Stopped. Finished batches are committed; run the same command again for the rest.")
+            raise typer.Exit(STOPPED)
+
+    def _counted(self, session: Session) -> QueueStats:
+        """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
+        hide."""
+        where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
+        return operations.stats(session, self.spec.entity, *where, cap=CAP)
+
+    def _told(self, totals: BatchTotals) -> str:
+        number = totals.changed
+        told = f"{tasks(number, self.spec)} {'is' if number == 1 else 'are'} {self.done}."
+        if totals.taken:
+            told += f"\n{totals.taken} could not be changed: another task has the same unique_key."
+        if totals.protected:
+            stay = (
+                "is kept: foreign keys reference it"
+                if totals.protected == 1
+                else "are kept: foreign keys reference them"
+            )
+            told += f"\n{tasks(totals.protected, self.spec)} {stay}."
+        return told
+
+    def _kept(self, totals: BatchTotals) -> dict[str, int]:
+        return {"protected": totals.protected} if self.deletes else {"taken": totals.taken}
+
+    def _why_none(self, stats: QueueStats) -> str:
+        """Return the states of the named tasks, and hints for each."""
+        found = [status for status in Status if stats[status]]
+        if not found:
+            return "There is no such task."
+        states = ", ".join(f"{stats[status]} {status}" for status in found)
+        hints = [_HINTS[status].format(table=self.spec.table.fullname) for status in found]
+        affected = ", ".join([*self.affected, *(["hung"] if self.hung else [])])
+        return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
+
+
+# -- the commands that change tasks: `sqlqueue retry`, `rerun`, `cancel` and `discard` --------------------------------
 
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error of each task.")]
 
@@ -183,3 +371,127 @@ def _change(verb: str, done: str, change: MassChange, spec: QueueSpec, filters: 
         hung=change.hung,
         batches=lambda session: change.in_batches(session, spec, chosen),
     )
+
+
+# -- the command `sqlqueue prune`, for tasks and for the history of their attempts ------------------------------------
+
+Final = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--older-than",
+        metavar="AGE",
+        parser=age,
+        help="Only tasks that finished longer ago than this: 90s, 15m, 2h, 7d. Default: the model's retention.",
+    ),
+]
+Adopted = Annotated[
+    bool,
+    typer.Option("--adopted", help="Instead delete rows from before the table became a queue, by created_at."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks. Default: all.")]
+OfHistory = Annotated[
+    bool, typer.Option("--history", help="Instead delete the history of finished attempts, by the time they ended.")
+]
+
+
+def prune(
+    target: Target,
+    *,
+    url: Url,
+    queue: Queue = None,
+    older_than: Final = None,
+    limit: Limit = None,
+    adopted: Adopted = False,
+    history: OfHistory = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete tasks that finished long ago: completed, cancelled and discarded ones (dead letters).
+
+        sqlqueue prune --url postgresql+psycopg://me@host/shop shop.models:Email --older-than 30d
+
+    Rows from before the table became a queue are kept, unless --adopted selects exactly these. Rows that foreign keys
+    reference are kept too. For more than one task, the command shows their number and asks for confirmation.
+
+    With --history: deletes finished attempts at tasks of the queue instead, if they ended longer ago than the retention
+    of the HistoryMixin, or than --older-than. Tasks are left unchanged.
+
+    Each transaction takes a thousand rows. Ctrl-C stops after the current one; finished transactions stay committed.
+
+    With --json: an object of queue, action, tasks (how many were deleted), protected (how many are kept, because
+    foreign keys reference them) and stopped (by Ctrl-C). With --history: queue, action, attempts and stopped.
+
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
+    missing --yes without a terminal; 130 if it was stopped.
+    """
+    with refusals("prune"):
+        spec = queue_of(target, queue)
+        if history:
+            _prune_history(url, spec, older_than, limit, adopted=adopted, yes=yes, as_json=as_json)
+            return
+        if older_than is None and (adopted or not spec.options.prunes):
+            reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
+            raise refusal(f"{reason}: use --older-than")
+        delete = partial(operations.prune, entity=spec.entity, older_than=older_than, adopted=adopted)
+        ConfirmedChange(
+            verb="prune",
+            done="deleted",
+            spec=spec,
+            where=[is_prunable(spec, older_than, adopted=adopted)],
+            affected=FINAL,
+            batches=partial(_in_batches, delete=delete, limit=limit),
+            deletes=True,
+        ).carry_out(url, yes=yes, as_json=as_json)
+
+
+def _in_batches(session: Session, *, delete: Callable[..., int], limit: int | None) -> Iterator[Batch]:
+    """Call ``delete`` for some rows until it finds fewer, or has deleted ``limit``; commit after each call."""
+    deleted = 0
+    while limit is None or deleted < limit:
+        number = BATCH if limit is None else min(BATCH, limit - deleted)
+        gone = delete(session, limit=number)
+        session.commit()
+        yield Batch(gone, protected=gone.protected if isinstance(gone, Pruned) else 0)
+        deleted += gone
+        if gone < number:
+            break
+
+
+def _prune_history(
+    url: str,
+    spec: QueueSpec,
+    older_than: timedelta | None,
+    limit: int | None,
+    *,
+    adopted: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if adopted:
+        raise refusal("--adopted selects tasks, which --history does not delete")
+    kept = history_of(spec.table.metadata)
+    if older_than is None and kept is not None and kept.options.retention is None:
+        raise refusal("the history has no retention: use --older-than")
+    found = transact(url, lambda session: count_old_attempts(session, spec.entity, older_than, cap=CAP))
+    number, more = min(found, limit or found), found == CAP and (limit is None or limit > CAP)
+    if number > 1:
+        many = f"{'at least ' if more else ''}{_attempts(number)}"
+        confirm(f"delete {many} at tasks of {spec.entity.__name__}", yes=yes)
+    totals = BatchTotals()
+    if number:
+        delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
+        batches = partial(_in_batches, delete=delete, limit=limit)
+        in_transactions(url, batches, totals, what="prune", total=None if more else number)
+    if as_json:
+        done = {"attempts": totals.changed, "stopped": totals.stopped}
+        print_json({"queue": spec.table.fullname, "action": "prune", **done})
+    else:
+        number = totals.changed
+        told = f"{_attempts(number)} at tasks of {spec.entity.__name__}"
+        say(f"{told} {'is' if number == 1 else 'are'} deleted.")
+    if totals.stopped:
+        raise typer.Exit(STOPPED)
+
+
+def _attempts(number: int) -> str:
+    return "1 finished attempt" if number == 1 else f"{number:,} finished attempts"

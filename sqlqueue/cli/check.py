@@ -15,9 +15,8 @@ from ..diagnostics.check import check as find
 from ..diagnostics.check import specs_of
 from ..dialects import adapter_for
 from ..queue.findings import Finding, Severity
-from ._database import connect, refusals
+from ._database import Target, Url, connect, load, refusals
 from ._output import plain, print_json, say
-from ._target import Target, Url, load
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]

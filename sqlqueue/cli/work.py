@@ -1,24 +1,37 @@
-"""The command ``sqlqueue work``."""
+"""The commands ``work``, ``dashboard`` and ``sql-tasks``, which run until they are stopped."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from sqlalchemy import URL, create_engine
+from sqlalchemy.orm import sessionmaker
 
 from .._support.exc import ArgumentError
+from ..diagnostics.check import specs_of
+from ..sqltasks import SQLTaskScheduler, read_config
 from ..worker import Worker
 from ..worker.process.recycling import ProcessLimits
 from ..worker.process.supervisor import supervise
 from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
-from ._output import refusal
-from ._target import load
+from ._database import Target, Url, load, parsed, prepared, refusals
+from ._output import refusal, say
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+
+# -- the command `sqlqueue work` --------------------------------------------------------------------------------------
 
 
 def _address(text: str) -> Address:
@@ -28,7 +41,7 @@ def _address(text: str) -> Address:
         raise refusal(str(error)) from error
 
 
-Target = Annotated[
+WorkerTarget = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:WORKER",
@@ -71,7 +84,7 @@ AppVersion = Annotated[
 
 
 def work(
-    target: Target,
+    target: WorkerTarget,
     processes: Processes = 1,
     verbose: Verbose = False,
     health: Health = None,
@@ -153,3 +166,142 @@ def log(verbose: bool) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(message)s"))
         logging.getLogger("sqlqueue").addHandler(handler)
         logging.getLogger("sqlqueue").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+# -- the command `sqlqueue dashboard` ---------------------------------------------------------------------------------
+
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="ACTION",
+        help="Allow an action: retry, rerun, run-now, cancel, discard, pause, resume, set-limit, reschedule,"
+        " drain-workers, stop-workers, set-concurrency, or all. May be repeated. By default, nothing can be changed.",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        envvar="SQLQUEUE_DASHBOARD_TOKEN",
+        help=(
+            "The token to log in with, 16 characters or more; by default, a random one is printed. Prefer the"
+            " environment variable: other users can see command lines."
+        ),
+    ),
+]
+
+
+def dashboard(
+    target: Target,
+    *,
+    url: Url,
+    host: Host = "127.0.0.1",
+    port: Port = 8090,
+    allow: Allow = None,
+    token: Token = None,
+) -> None:
+    """Serve a dashboard of the queues: their tasks, errors, schedules and limits, in a browser.
+
+        sqlqueue dashboard --url postgresql+psycopg://me@host/shop shop.models:Base --allow retry --allow pause
+
+    Viewers log in with a token: the one in SQLQUEUE_DASHBOARD_TOKEN, or a random one, which is printed at the start and
+    is valid until the command ends. It listens on the loopback address; if you let it listen on others, put a TLS proxy
+    in front of it.
+
+    Applications can mount the dashboard instead and use their own user accounts: see the documentation of
+    sqlqueue.dashboard.
+
+    Exit status: 0 once it is stopped; 2 for bad usage.
+    """
+    if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn")):
+        raise refusal("the dashboard needs an extra: pip install 'sqlalchemy-queue[dashboard]'")
+    import uvicorn  # noqa: PLC0415
+
+    with refusals("dashboard"):
+        used = secrets.token_urlsafe(24) if token is None else token
+        app = _application(load(target), url, allow or [], used)
+        say(f"http://{host if ':' not in host else f'[{host}]'}:{port}/  (Ctrl-C stops it)")
+        if token is None:
+            say(f"Log in with the token {used}")
+        # proxy headers are not trusted: with them, a request could claim to come from any address
+        uvicorn.run(app, host=host, port=port, log_level="warning", proxy_headers=False, server_header=False)
+
+
+def _application(target: Any, url: str, allow: list[str], token: str) -> ASGIApp:
+    from ..dashboard import Dashboard  # noqa: PLC0415
+    from ..dashboard.standalone import Token, with_login  # noqa: PLC0415
+
+    specs_of(target)
+    protection = Token(token, _actions(allow))
+    return with_login(Dashboard(_sessions(url), target, authorize=protection), protection)
+
+
+def _actions(names: list[str]) -> list[Any]:
+    from ..dashboard import Action  # noqa: PLC0415
+
+    if "all" in names:
+        return list(Action)
+    try:
+        return [Action(name) for name in names]
+    except ValueError as error:
+        raise refusal(f"--allow: {error}; the actions are {', '.join(Action)}, all") from error
+
+
+def _sessions(url: str) -> Any:
+    where, is_async = parsed(url)
+    return _async_sessions(where) if is_async else sessionmaker(prepared(create_engine(where)))
+
+
+def _async_sessions(url: URL) -> Any:
+    from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine  # noqa: PLC0415
+
+    engine = create_async_engine(url)
+    prepared(engine.sync_engine)
+    return async_sessionmaker(engine)
+
+
+# -- the command `sqlqueue sql-tasks` ---------------------------------------------------------------------------------
+
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG.toml", exists=True, dir_okay=False, help="The file that describes the databases, see above."
+    ),
+]
+
+
+def sql_tasks(config: Config, verbose: Verbose = False) -> None:
+    """Execute the SQL statements stored in rows of sql_task, in the databases of a configuration file.
+
+    Anyone who may insert into the table sql_task can then run SQL in that database, as the user of execute_url or one
+    of users. Grant that privilege, and choose those users, accordingly.
+
+        [[database]]
+        url = "postgresql+psycopg://scheduler@db/app"
+
+        # the rest is optional: schemas with tasks, and users that run them
+        schemas = ["app", "audit"]
+        execute_url = "postgresql+psycopg://reporter@db/app"
+        users = { owner = "postgresql+psycopg://owner@db/app" }
+
+        create = true          # create missing tables
+        queues = { mail = 3 }  # running requests per queue; otherwise 1
+        concurrency = 10       # running requests per schema
+        poll = 3               # maximum seconds between queries for work
+        timeout = 3600         # maximum seconds of a request
+
+    Then, in any program:
+
+        INSERT INTO sql_task (request) VALUES ('SELECT 1')
+
+    SIGTERM or Ctrl-C: starts nothing more and waits for running requests. A second one does not wait. While a database
+    cannot be reached, the command keeps trying.
+    """
+    log(verbose)
+    with refusals("sql-tasks"):
+        scheduler = SQLTaskScheduler(read_config(config))
+    scheduler.run()

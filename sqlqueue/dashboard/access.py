@@ -1,19 +1,124 @@
-"""The actions of viewers, and who is admitted: nobody, unless the application decides otherwise."""
+"""Who may see and do what: viewers and their permissions, requests from elsewhere, columns that are not shown."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
+from sqlalchemy import ColumnElement, Enum, String, select
+from sqlalchemy.orm import Session, load_only
+from sqlalchemy.sql.base import ExecutableOption
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .._support.exc import ArgumentError
+from .._support.logs import logger_of
+from ..dialects.base import Adapter
+from ..operations.filtering import column
+from ..operations.finding import Damaged
+from ..queue.spec import Identity, QueueSpec, spec_of
+
+# -- checks of each request before a page handles it: permission, the same origin for writes, and strict headers ------
+
+logger = logger_of("sqlqueue.dashboard")
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
+    " frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # not no-referrer, because browsers would send forms with "Origin: null"
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_SAFE = frozenset({"GET", "HEAD"})
+
+
+class StrictHeaders:
+    """Middleware that sends :data:`HEADERS` with each response that does not set them itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_strictly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_strictly)
+
+
+class SameOrigin:
+    """Middleware that rejects writes that a page of another site could have triggered (CSRF)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE or _is_same_origin(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        logger.warning("refused a request from another origin: %s", scope["method"])
+        response = PlainTextResponse("This request did not come from a page of this dashboard.\n", 403)
+        await response(scope, receive, send)
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """Return whether the browser reports the same origin; false if it sends neither header."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    host = headers.get("host", "").lower()
+    # a proxy may have ended TLS: this server does not know the scheme that the browser uses
+    return host != "" and headers.get("origin", "").lower() in (f"http://{host}", f"https://{host}")
+
+
+class Permission:
+    """Middleware that calls ``authorize`` for each request, and stores the viewer as ``request.state.viewer``.
+
+    The style sheet and the script are public: error pages use them too.
+    """
+
+    def __init__(self, app: ASGIApp, authorize: Authorize) -> None:
+        self._app = app
+        self._authorize = authorize
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_static(scope):
+            request = Request(scope)
+            decision = await decide(self._authorize, request)
+            if not isinstance(decision, Viewer):
+                await _refusal(decision)(scope, receive, send)
+                return
+            request.state.viewer = decision
+        await self._app(scope, receive, send)
+
+
+def is_static(scope: Scope) -> bool:
+    """Return whether the request is for the style sheet or the script."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith("/static/")
+
+
+def _refusal(decision: Response | None) -> Response:
+    return PlainTextResponse("You are not allowed to view this dashboard.\n", 403) if decision is None else decision
+
+
+# -- the actions of viewers, and who is admitted: nobody, unless the application decides otherwise --------------------
 
 
 class Action(StrEnum):
@@ -137,3 +242,105 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+# -- which columns of the application's models the dashboard shows, and how -------------------------------------------
+
+Columns: TypeAlias = Mapping[type[Any], Sequence[str]]
+Redact: TypeAlias = Callable[[Any, str, Any], object]
+Link: TypeAlias = Callable[[Any], str | None]
+
+CELL = 2_000
+"""The maximum number of characters that are read of a value for a row of a table, which shows fewer."""
+LONGEST = 100_000
+"""The maximum number of characters of a value on the page of its task."""
+DATA = frozenset({"arguments", "headers", "payload", "result"})
+"""Columns of the queue that hold the application's data."""
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return ``text``, or its beginning with an ellipsis."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """The columns, filters and functions that the application has configured, beyond the queue's own columns."""
+
+    columns: Columns
+    filters: Columns
+    redact: Redact | None
+    link: Link | None
+
+    def __post_init__(self) -> None:
+        for named in (self.columns, self.filters):
+            for model, names in named.items():
+                if isinstance(names, str):
+                    raise ArgumentError(f"{names!r}: give a list of attribute names for {model.__name__}")
+                for name in names:
+                    column(spec_of(model), name)
+
+    def own(self, spec: QueueSpec, task: object) -> dict[str, Any]:
+        """Return the queue's columns of ``task``, by role, without those that hold the application's data."""
+        return {role: getattr(task, name) for role, name in spec.attributes.items() if role not in DATA}
+
+    def named(self, spec: QueueSpec, task: object, cut: Mapping[str, Any], longest: int) -> dict[str, str | None]:
+        """Return the columns that the application names, by attribute, redacted, and as text of at most ``longest``
+        characters.  ``cut``: what :meth:`texts` has read for ``task``."""
+        names = self.columns.get(spec.entity, ())
+        values = {name: cut[name] if name in cut else getattr(task, name) for name in names}
+        if self.redact is not None and isinstance(task, Damaged):  # the application's function expects a task
+            values = dict.fromkeys(names, "(its row cannot be read)")
+        elif self.redact is not None:
+            values = {name: self.redact(task, name, value) for name, value in values.items()}
+        return {name: None if value is None else shortened(str(value), longest) for name, value in values.items()}
+
+    def loading(self, spec: QueueSpec, roles: Collection[str]) -> ExecutableOption:
+        """Return the option to load what pages show of a task: the queue's columns ``roles``, and those columns that
+        the application names and that :meth:`texts` does not read.  Others may be large."""
+        own = [spec.attributes[role] for role in roles if role in spec.attributes and role not in DATA]
+        texts = self._texts(spec)
+        named = [name for name in self.columns.get(spec.entity, ()) if name not in texts]
+        return load_only(*(getattr(spec.entity, name) for name in (*own, *named)))
+
+    def texts(
+        self, adapter: Adapter, session: Session, spec: QueueSpec, keys: Sequence[Identity], longest: int
+    ) -> dict[Identity, dict[str, str | None]]:
+        """Return the texts of the columns that the application names, for each of these tasks, by attribute.
+
+        The database cuts them after ``longest`` characters, and one more.  Returns nothing if a row cannot be read.
+        """
+        texts, length = self._texts(spec), len(spec.primary_key)
+        if not texts or not keys:
+            return {}
+        cut = [adapter.types.beginning(each, longest + 1).label(name) for name, each in texts.items()]
+        whole = select(*spec.primary_key, *cut).select_from(spec.mapper.persist_selectable)
+        read = whole.where(adapter.keys.key_in(spec, keys))
+        try:
+            rows: Any = adapter.rows.execute(session, spec, read).all()
+        except Exception as error:
+            if not adapter.errors.is_of_row(error):
+                raise
+            return {}
+        return {tuple(row[:length]): dict(zip(texts, row[length:], strict=True)) for row in rows}
+
+    def _texts(self, spec: QueueSpec) -> dict[str, ColumnElement[Any]]:
+        """Return the columns of plain text that the application names, by attribute.
+
+        Types of the application, which may decode a text, are given the whole.
+        """
+        named = {name: column(spec, name) for name in self.columns.get(spec.entity, ())}
+        return {
+            name: each
+            for name, each in named.items()
+            if isinstance(each.type, String) and not isinstance(each.type, Enum)
+        }
+
+    def filters_of(self, spec: QueueSpec) -> Sequence[str]:
+        """Return the attributes by which the application permits filtering."""
+        return self.filters.get(spec.entity, ())
+
+    def link_to(self, task: object) -> str | None:
+        """Return the URL of the application's own page for ``task``, if it is safe to follow."""
+        found = None if self.link is None or isinstance(task, Damaged) else self.link(task)
+        return found if found is not None and found.startswith(("https://", "http://", "/")) else None

@@ -19,12 +19,9 @@ from starlette.types import Receive, Scope, Send
 from .._support.exc import SQLQueueError
 from .._support.logs import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import actions, commands
-from .access import Authorize, nobody
-from .database import session_runner
-from .exposure import Columns, Exposure, Link, Redact
-from .pages import errors, kinds, limits, metrics, overview, queue, schedules, task, workers
-from .security import Permission, SameOrigin, StrictHeaders, is_static
+from . import actions, pages
+from .access import Authorize, Columns, Exposure, Link, Permission, Redact, SameOrigin, StrictHeaders, is_static, nobody
+from .data import session_runner
 from .site import Site, respond
 
 if TYPE_CHECKING:
@@ -135,18 +132,18 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 _ROUTES = [
-    Route("/", overview.show),
-    Route("/errors", errors.show),
-    Route("/schedules", schedules.show),
-    Route("/limits", limits.show),
-    Route("/workers", workers.show),
-    Route("/workers/confirm/{action}", commands.confirm),
-    Route("/workers/{action}", commands.act, methods=["POST"]),
-    Route("/metrics", metrics.show),
-    Route("/outbox", kinds.outboxes),
-    Route("/pipelines", kinds.pipelines),
-    Route("/queue/{queue}", queue.show),
-    Route("/queue/{queue}/task", task.show),
+    Route("/", pages.show_overview),
+    Route("/errors", pages.show_errors),
+    Route("/schedules", pages.show_schedules),
+    Route("/limits", pages.show_limits),
+    Route("/workers", pages.show_workers),
+    Route("/workers/confirm/{action}", actions.confirm_command),
+    Route("/workers/{action}", actions.send_command, methods=["POST"]),
+    Route("/metrics", pages.show_metrics),
+    Route("/outbox", pages.show_outboxes),
+    Route("/pipelines", pages.show_pipelines),
+    Route("/queue/{queue}", pages.show_queue),
+    Route("/queue/{queue}/task", pages.show_task),
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),

@@ -17,10 +17,9 @@ from starlette.types import ASGIApp
 
 from .._support.exc import ArgumentError
 from .._support.logs import logger_of
-from .access import Action, Decision, Viewer
-from .forms import fields_of
+from .access import Action, Decision, SameOrigin, StrictHeaders, Viewer
+from .actions import fields_of
 from .rendering import templates
-from .security import SameOrigin, StrictHeaders
 from .site import links_of
 
 SHORTEST = 16

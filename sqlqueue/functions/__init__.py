@@ -3,7 +3,6 @@
 How functions are named, and how their arguments are stored and restored; workers call them.
 """
 
-from .registry import Functions
-from .task import RegisterTask, TaskFunction
+from .functions import Functions, RegisterTask, TaskFunction
 
 __all__ = ["Functions", "RegisterTask", "TaskFunction"]

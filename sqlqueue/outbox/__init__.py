@@ -4,7 +4,7 @@
 """
 
 from ..kinds import OutboxMixin
-from .message_claims import claim_messages
+from .claims import claim_messages
 from .relay import Relay
 
 __all__ = ["OutboxMixin", "Relay", "claim_messages"]

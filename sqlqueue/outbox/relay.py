@@ -1,32 +1,253 @@
-"""The relay: a worker that publishes the messages of an outbox."""
+"""The relay: fetches messages, hands them to the application's publisher, and records the outcomes."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sqlalchemy.orm import Session
+
+from .._support.error_text import error_text
 from .._support.exc import ArgumentError
 from ..dialects import adapter_for
+from ..operations.attempts import brief
 from ..transaction.connection import default_claimer
-from ..worker import Job, Worker
+from ..worker import Worker
+from ..worker.concurrency.event_loop import in_task
+from ..worker.concurrency.threads import DaemonThreads
+from ..worker.database.backoff import keep_running
 from ..worker.database.base import Sessions
 from ..worker.database.checkouts import track
 from ..worker.database.deadlines import transaction_limit
+from ..worker.fetching.base import BaseFetcher
 from ..worker.fetching.context import WorkerContext
+from ..worker.fetching.poller import Poller
+from ..worker.fetching.readiness import Readiness
 from ..worker.handling.handlers import Handler, handler_of, is_coroutine
-from ..worker.handling.outcomes import RELEASED, Outcome, plain_failure, write_outcomes
-from .delivery import Delivery
-from .fetcher import RelayFetcher
-from .message_claims import claim_messages, outbox_of
-from .order import is_first
+from ..worker.handling.jobs import Job
+from ..worker.handling.outcomes import COMPLETED, RELEASED, Outcome, outcome_of, plain_failure, write_outcomes
+from ..worker.reporting.reports import Reports, logger
+from .claims import claim_messages, is_first, outbox_of
 
 if TYPE_CHECKING:
-    from .message_claims import M
+    from .claims import M
+
+
+# -- delivery of messages to the application's publisher --------------------------------------------------------------
+
+Publish: TypeAlias = Callable[[list[Any]], object]
+"""A function or coroutine function that takes a list of messages."""
+
+
+class Delivery:
+    """Publishes messages together; if that fails, one by one, so that a bad message does not hold back other keys."""
+
+    def __init__(self, publish: Publish, *, is_coroutine: bool, reports: Reports) -> None:
+        self._publish = publish
+        self._is_coroutine = is_coroutine
+        self._reports = reports
+        self._threads = DaemonThreads(1, "relay")
+        self.stopping = False
+        """Whether the publisher must not be called again."""
+
+    def close(self) -> None:
+        """Release the publisher's thread."""
+        self._threads.shutdown()
+
+    async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
+        """Publish ``jobs`` and store the outcomes of those that were tried in ``outcomes``.
+
+        The messages of a key are published in order; after one that fails, no more of its key are published.
+        """
+        error = await self._try(jobs)
+        if error is None or len(jobs) == 1:
+            for job in jobs:
+                self._note(job, error, outcomes)
+            return
+        said = brief(error_text(error))
+        logger.warning("publishing %d messages together failed, publishing them one by one: %s", len(jobs), said)
+        for line in _lines(jobs):
+            await self._deliver_line(line, outcomes)
+
+    async def _deliver_line(self, line: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
+        for job in line:
+            if self.stopping or job.is_lost:
+                return
+            error = await self._try([job])
+            self._note(job, error, outcomes)
+            if error is not None:
+                return
+
+    async def _try(self, jobs: Sequence[Job]) -> BaseException | None:
+        messages = [job.task for job in jobs]
+        for job in jobs:
+            job.begin()
+        running = self._reports.running(jobs[0]) if len(jobs) == 1 else None
+        with running or nullcontext():
+            context = copy_context()
+            if not self._is_coroutine:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, lambda: context.run(self._call, messages))
+            try:
+                await in_task(context.run(self._publish, messages), context)  # type: ignore[arg-type]
+            except BaseException as error:
+                if _cancels(error):
+                    raise
+                return error
+            return None
+
+    def _call(self, messages: list[Any]) -> BaseException | None:
+        try:
+            result = self._publish(messages)
+        except BaseException as error:
+            return error
+        if not inspect.isawaitable(result):
+            return None
+        if inspect.iscoroutine(result):
+            result.close()
+        return ArgumentError(f"{self._publish!r} returns an awaitable, which is not awaited: make it async def")
+
+    def _note(self, job: Job, error: BaseException | None, outcomes: dict[Job, Outcome]) -> None:
+        job.end()
+        outcomes[job] = COMPLETED if error is None else outcome_of(error, is_last=job.attempt.is_last)
+        self._reports.finished(job, outcomes[job], error)
+
+
+def _cancels(error: BaseException) -> bool:
+    """Return whether the calling task is to end; otherwise, something that the publisher awaited was cancelled."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+    """Return the jobs of each key, compared exactly, as some engines do not; each job without a key separately."""
+    lines: dict[object, list[Job]] = {}
+    for job in jobs:
+        message_key = getattr(job.task, job.handler.spec.attributes["message_key"])
+        lines.setdefault(job if message_key is None else message_key, []).append(job)
+    return lines.values()
+
+
+# -- the fetcher of a relay: claims messages and publishes them in batches --------------------------------------------
+
+
+class RelayFetcher(BaseFetcher):
+    """Publishes batches one after the other; the next is claimed after the outcomes of the last are written."""
+
+    slots = 1
+
+    def __init__(self, handler: Handler, context: WorkerContext, delivery: Delivery) -> None:
+        self._handler = handler
+        self._context = context
+        self._delivery = delivery
+        self._poller = Poller(handler, context)
+        self._draining = self._busy = False
+        self._free = asyncio.Event()
+        self._free.set()
+        self._jobs: Sequence[Job] = ()
+        self._publishing: asyncio.Task[None] | None = None
+        self._readiness = Readiness(handler, context)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is being claimed or published."""
+        return not self._busy
+
+    def resize(self, slots: int) -> None:
+        """Ignore ``slots``: the order of messages allows no more than one batch at a time."""
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def resume(self) -> None:
+        self._free.set()
+
+    def drain(self) -> None:
+        """Stop claiming, and stop calling the publisher."""
+        self._draining = self._delivery.stopping = True
+        self._free.set()
+        self._poller.close()
+
+    def abandon(self, reason: str) -> None:
+        """Cancel a publishing coroutine, or abandon a publishing thread, and release messages without an outcome."""
+        for job in self._jobs:
+            job.reason = reason
+        if self._publishing is not None:
+            self._publishing.cancel(reason)
+
+    def close(self) -> None:
+        """Release the publisher's thread and stop polling."""
+        self._poller.close()
+        self._delivery.close()
+
+    async def run(self) -> None:
+        """Claim and publish until :meth:`drain`, through outages of the database."""
+        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self._handler))
+
+    async def _turn(self) -> None:
+        await self._free.wait()
+        if self._draining:
+            return
+        self._poller.expect()
+        outcomes: dict[Job, Outcome] = {}
+        self._busy = True
+        try:
+            self._jobs = await self._claim()
+            if self._jobs and not self._draining:
+                await self._publish(outcomes)
+        finally:
+            self._busy = False
+        if self._jobs:
+            await self._settle(outcomes)
+            self._poller.refresh()
+            await self._readiness.now_and_then()
+        elif not self._draining:
+            await self._poller.wait()
+
+    async def _claim(self) -> Sequence[Job]:
+        where, handler = self._context.paused.where(self._handler.spec), self._handler
+        if where is None:
+            return ()
+        entity: Any = handler.entity
+        claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
+
+        def take(session: Session) -> Sequence[Any]:
+            found = claim(session, entity, *where)
+            if self._context.note_claim(handler, session):
+                self._poller.refresh()
+            return found
+
+        messages = await self._context.database.run(take, transaction_limit(handler.lease))
+        jobs = [Job(handler, message) for message in messages]
+        if jobs:
+            self._context.reports.claimed(jobs)
+        for job in jobs:
+            self._context.in_flight.add(job)
+        return jobs
+
+    async def _publish(self, outcomes: dict[Job, Outcome]) -> None:
+        self._publishing = asyncio.create_task(self._delivery.deliver(self._jobs, outcomes))
+        try:
+            await asyncio.wait([self._publishing])
+        finally:
+            self._publishing.cancel()
+        if not self._publishing.cancelled():
+            self._publishing.result()
+
+    async def _settle(self, outcomes: dict[Job, Outcome]) -> None:
+        """Write all outcomes in one transaction, so that the messages of a key change together."""
+        completer = self._context.completers[self._handler.spec]
+        await completer.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])
+
+
+# -- the relay: a worker that publishes the messages of an outbox -----------------------------------------------------
 
 
 class Relay(Worker):

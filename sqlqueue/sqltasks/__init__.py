@@ -3,10 +3,9 @@
 The model of such tasks, their execution with a time limit, and the program that serves several databases.
 """
 
-from .config import SQLTaskDatabase, read_config
+from .execution import RequestFailed
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models, sql_task_options
-from .scheduler import SQLTaskScheduler, handle_sql_tasks
-from .watchdog import RequestFailed
+from .scheduler import SQLTaskDatabase, SQLTaskScheduler, handle_sql_tasks, read_config
 
 __all__ = [
     "RequestFailed",

@@ -1,28 +1,177 @@
-"""Execution of a task's SQL, and its response."""
+"""Executes the statement of a SQL task with a time limit, and returns its result as JSON.
+
+Numbers, booleans and text are JSON values, integers with all their digits.  Values that JSON cannot represent are
+text: ``NaN``, ``Infinity`` and ``-Infinity``, bytes in hexadecimal, and everything else as the database or its driver
+writes it.  Lone surrogates are replaced by U+FFFD.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
 
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from .._support.checks import count, duration
+from .._support.exc import SQLQueueError
 from .._support.logs import logger_of
 from .._support.sockets import Socket
 from .._support.urls import database_url, parsed_url
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from .response import response
-from .watchdog import RequestFailed, Watchdog
+from ..dialects.parts.requests import Interrupt, StatementResult
+
+# -- the result of a statement as JSON --------------------------------------------------------------------------------
+
+
+def response(answer: StatementResult, limit: int) -> str:
+    """Return the result as JSON, with the rows that fit in ``limit`` characters.
+
+    The others are read too, so that the statement runs to its end.
+    """
+    if answer.columns is None:
+        return _json({"row_count": answer.row_count})
+    rows: list[str] = []
+    kinds: list[str] = []
+    size, fits = 0, True
+    for row in answer.rows:
+        fits = fits and sum(len(each) for each in row if isinstance(each, (str, bytes))) <= limit
+        if not fits:
+            continue
+        kinds = kinds or [type(value).__name__ for value in row]
+        text = _json(list(row))
+        size += len(text) + 1
+        fits = size <= limit
+        if fits:
+            rows.append(text)
+    shown = kinds or [""] * len(answer.columns)
+    # in SQLite only values have types
+    columns = [[name, type_name or kind] for (name, type_name), kind in zip(answer.columns, shown, strict=True)]
+    head, tail = _json({"columns": columns}), _json({"row_count": len(rows), "truncated": not fits})
+    return f'{head[:-1]},"rows":[{",".join(rows)}],{tail[1:]}'
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` converted to values that JSON can represent."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NOT_FINITE.get(value, "NaN")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(each) for each in value]
+    return str(value)
+
+
+_NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+# -- interruption of requests that take too long ----------------------------------------------------------------------
+
+PAUSE = 1.0
+"""Seconds between two attempts to interrupt."""
+CANCELLATIONS = 3
+"""Number of attempts that cancel the statement before its connection is closed."""
+CLOSING = (CANCELLATIONS + 2) * PAUSE
+"""Seconds after the timeout until the connection is closed without the server, which may not respond."""
+logger = logger_of("sqlqueue")
+
+
+class RequestFailed(SQLQueueError):
+    """Raised for a request that the database rejected or ended.  Its text begins with the database's ``code``."""
+
+    def __init__(self, message: str, *, code: object) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Watchdog:
+    """A context manager that interrupts the work within it once ``timeout`` has passed, repeatedly until it ends.
+
+    The interruption comes from another connection or from the driver, so the statement's session settings do not
+    affect it.  A statement may catch its cancellation, so after a few attempts the server is told to close its
+    connection.  It may not do so, so in the end the connection is closed on this side.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+        self.interrupt: Interrupt | None = None
+        """Ends the statement by means of the server or the driver."""
+        self.close: Callable[[], object] | None = None
+        """Closes the connection on this side, which wakes the thread that waits for it; must not wait itself."""
+        self._done = Event()
+        self._end = time.monotonic() + timeout.total_seconds()
+        self._threads: list[Thread] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the timeout has passed."""
+        return time.monotonic() >= self._end
+
+    def check(self, cause: RequestFailed | None = None) -> None:
+        """Raise :class:`RequestFailed` with the code ``timeout`` if the timeout has passed."""
+        if self.is_up:
+            seconds, why = self.timeout.total_seconds(), "" if cause is None else f" ({cause})"
+            raise RequestFailed(f"timeout: stopped after {seconds:g} s{why}", code="timeout")
+
+    def __enter__(self) -> Self:
+        self._start(self._watch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop watching; after this returns, nothing is interrupted, unless a server has not responded for long."""
+        self._done.set()
+        for thread in self._threads:
+            thread.join(CLOSING)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = Thread(target=work, name="sqlqueue-watchdog", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _watch(self) -> None:
+        if self._done.wait(self._end - time.monotonic()):
+            return
+        self._start(self._interrupt)  # which may wait for the server
+        while not self._done.wait(CLOSING):
+            if self.close is not None:
+                self.close()
+
+    def _interrupt(self) -> None:
+        for tries in itertools.count():
+            try:
+                if self.interrupt is not None:
+                    self.interrupt(tries >= CANCELLATIONS)
+            except Exception as error:  # SQLAlchemy's or, if the driver interrupts, the driver's
+                logger.warning("cannot stop an SQL request that ran for longer than %s: %s", self.timeout, error)
+            if self._done.wait(PAUSE):
+                return
+
+
+# -- execution of a task's SQL, and its response ----------------------------------------------------------------------
 
 CONNECTING = timedelta(seconds=30)
 """How long it may take until a new connection is ready for its request."""
-logger = logger_of("sqlqueue")
 
 
 @dataclass(frozen=True, slots=True)

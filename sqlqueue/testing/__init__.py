@@ -9,8 +9,6 @@ All functions also take an asyncio session, and are then awaited.
 For packages with their own adapter, ``sqlqueue.testing.conformance`` tests the requirements for an engine.
 """
 
-from .assertions import assert_enqueued
-from .fixture import AsyncQueue, Queue
-from .performing import Counts, drain, perform
+from .tools import AsyncQueue, Counts, Queue, assert_enqueued, drain, perform
 
 __all__ = ["AsyncQueue", "Counts", "Queue", "assert_enqueued", "drain", "perform"]

@@ -44,8 +44,8 @@ def test_stats_prints_a_table_of_queues(url: str) -> None:
 
 
 def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.cli.stats.CAP", 2)
-    monkeypatch.setattr("sqlqueue.cli.stats.LAST", 2)
+    monkeypatch.setattr("sqlqueue.cli.statistics.CAP", 2)
+    monkeypatch.setattr("sqlqueue.cli.statistics.LAST", 2)
     put(url, Task, *[{**FAILED, "error": "no"}] * 3, {})
     heading, figures, note = out("stats").splitlines()
     assert heading.split()[1:6] == ["available", "running", "completed", "cancelled", "discarded"]
@@ -63,7 +63,7 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.cli._change.CAP", 2)
+    monkeypatch.setattr("sqlqueue.cli.changes.CAP", 2)
     put(url, Task, *[{"status": "completed", "finished_at": PAST}] * 3, FAILED)
     assert out("retry") == "1 task of Task is available again."
     put(url, Task, *[FAILED] * 3)
@@ -163,7 +163,7 @@ def test_line_breaks_in_values_cannot_forge_a_line(url: str) -> None:
 
 
 def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("cli.pruning", "operations.mass_changes"):
+    for module in ("cli.changes", "operations.mass_changes"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
     assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from sqlqueue import Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
-from sqlqueue.dashboard.filters import cursor, position
+from sqlqueue.dashboard.requests import cursor, position
 from sqlqueue.lifecycle.reasons import Cause
 from sqlqueue.operations import unreadable
 from sqlqueue.operations.finding import key_of

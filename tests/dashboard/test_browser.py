@@ -186,7 +186,7 @@ def test_a_change_of_many_tasks_shows_its_progress_and_can_be_stopped(
     browser: Any, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 1)
-    monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.site.SOON", 0)
     with (
         served(dashboard(sessions)) as url,
         tab(browser) as page,

@@ -28,7 +28,7 @@ def test_another_process_says_that_it_does_not_know_the_progress(
     """A server with several processes sends requests to any of them; two dashboards of one database stand in for
     that."""
     other, url = TestClient(dashboard(sessions), headers=OWN), sessions.kw["bind"].url
-    monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.site.SOON", 0)
     with app, closing(sqlite3.connect(url.database, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")  # blocks the change
         data = {"scope": "filter", "status": "available", "topic": "news"}
@@ -66,7 +66,7 @@ def test_each_change_is_logged_with_its_viewer_in_lines_of_its_own(
     sessions: sessionmaker[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "sqlqueue.dashboard")
-    monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.site.SOON", 0)
     viewer = Viewer("ada\ngrace", list(Action))
     with (
         TestClient(dashboard(sessions, authorize=lambda _: viewer), headers=OWN) as app,
@@ -98,7 +98,7 @@ def test_a_change_that_failed_says_so_without_the_databases_error(app: TestClien
 
 
 def test_changes_that_ended_long_ago_are_forgotten(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.changes.MAX_CHANGES", 2)
+    monkeypatch.setattr("sqlqueue.dashboard.site.MAX_CHANGES", 2)
     with app:
         pages = [
             app.post("/queue/email/cancel", data={"key": key}, follow_redirects=False).headers["location"]

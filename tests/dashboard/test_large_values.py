@@ -106,8 +106,8 @@ def test_texts_of_joined_tables_are_those_of_their_task(tmp_path: Path) -> None:
 
 def test_long_texts_are_cut_by_the_database(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the page of a queue before that of a task."""
-    monkeypatch.setattr("sqlqueue.dashboard.pages.queue.CELL", 10)
-    monkeypatch.setattr("sqlqueue.dashboard.pages.task.LONGEST", 20)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.CELL", 10)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.LONGEST", 20)
     sync_db.insert(
         Mail,
         [{"id": 1, "topic": "a", "subject": "äbcdefghijklmnopqrstuvwxyz"}, {"id": 2, "topic": "a", "subject": "short"}],

@@ -15,7 +15,8 @@ from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, AsyncQueueSession
-from sqlqueue.dashboard import Dashboard, snapshots
+from sqlqueue.dashboard import Dashboard
+from sqlqueue.dashboard import data as snapshots
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.serving import ERROR, dashboard, register
 
@@ -157,7 +158,7 @@ def test_an_action_requires_a_selection(app: TestClient, sessions: sessionmaker[
 
 def test_invalid_forms_are_rejected(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.post("/queue/email/pause", content=b"reason=\xff").status_code == 400
-    monkeypatch.setattr("sqlqueue.dashboard.forms.LARGEST", 100)
+    monkeypatch.setattr("sqlqueue.dashboard.actions.LARGEST", 100)
     assert app.post("/queue/email/pause", data={"reason": "x" * 100}).status_code == 413
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.dashboard import snapshots
-from sqlqueue.dashboard.snapshots import Snapshots
+from sqlqueue.dashboard import data as snapshots
+from sqlqueue.dashboard.data import Snapshots
 
 
 class Source:

@@ -185,7 +185,7 @@ def start(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> Itera
         assert result.exit_code == 0, result.output
         return Started(options, result.output)
 
-    monkeypatch.setattr("sqlqueue.cli.dashboard.create_engine", create)
+    monkeypatch.setattr("sqlqueue.cli.work.create_engine", create)
     yield started
     for engine in engines:
         engine.dispose()

@@ -21,15 +21,10 @@ from typer.testing import CliRunner
 
 from sqlqueue import QueueSession, Status
 from sqlqueue.cli import application
-from sqlqueue.evaluation.database import connect, sessions
-from sqlqueue.evaluation.demo import folder as folders
-from sqlqueue.evaluation.demo.database import tables
-from sqlqueue.evaluation.demo.display import Display
-from sqlqueue.evaluation.demo.folder import Found, read, scan
-from sqlqueue.evaluation.demo.models import Base, File, Receipt
-from sqlqueue.evaluation.demo.run import run
-from sqlqueue.evaluation.demo.tally import Tally, count
-from sqlqueue.evaluation.errors import EvaluationError
+from sqlqueue.evaluation.demo import application as folders
+from sqlqueue.evaluation.demo.application import Base, File, Found, Receipt, read, scan
+from sqlqueue.evaluation.demo.run import Display, Tally, count, run, tables
+from sqlqueue.evaluation.support import EvaluationError, connect, sessions
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
 
@@ -198,7 +193,7 @@ def test_the_exit_status_is_1_if_a_file_was_lost_or_repeated(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lost: int, twice: int
 ) -> None:
     tally = Tally(files=3, done=3 - lost, taken_over=0, failed=0, twice=twice, errors=())
-    monkeypatch.setattr("sqlqueue.evaluation.demo.command.run", lambda *_: tally)
+    monkeypatch.setattr("sqlqueue.evaluation.demo.run.run", lambda *_: tally)
     assert CliRunner().invoke(application(), ["demo", str(folder)]).exit_code == 1
 
 

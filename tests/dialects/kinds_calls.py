@@ -13,7 +13,7 @@ from sqlqueue.operations.claim_query import ClaimQuery
 from sqlqueue.operations.claiming import Claimer, TakingSome, _claim_due
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
-from sqlqueue.outbox.order import first_of, is_first
+from sqlqueue.outbox.claims import first_of, is_first
 from sqlqueue.sql.clock import utcnow
 from sqlqueue.sql.selection import picks
 from sqlqueue.worker.process import registration

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.outbox import Relay, claim_messages
-from sqlqueue.outbox.message_claims import LINES, NEAR
+from sqlqueue.outbox.claims import LINES, NEAR
 from tests.outbox.messages import claim, fill
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing, Task

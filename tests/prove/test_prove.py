@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, create_engine, inspect, make_url
 
-from sqlqueue.evaluation.prove.models import Base, Task
-from sqlqueue.evaluation.prove.report import Promise, Proof
+from sqlqueue.evaluation.prove.application import Base, Task
+from sqlqueue.evaluation.prove.run import Promise, Proof
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
 from tests.support.workers import eventually

@@ -17,9 +17,7 @@ from sqlalchemy.pool import NullPool
 from sqlqueue import ArgumentError
 from sqlqueue.dialects.parts.requests import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
-from sqlqueue.sqltasks.execution import RequestExecutor, Users
-from sqlqueue.sqltasks.response import response
-from sqlqueue.sqltasks.watchdog import Watchdog
+from sqlqueue.sqltasks.execution import RequestExecutor, Users, Watchdog, response
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 

@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 from sqlqueue import enqueue
 from sqlqueue.dialects.parts.requests import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, execution
-from sqlqueue.sqltasks.execution import RequestExecutor, Users
-from sqlqueue.sqltasks.response import response
+from sqlqueue.sqltasks.execution import RequestExecutor, Users, response
 from tests.outages.blackhole import BlackHole, through
 from tests.sqltasks.test_sql_requests import DIGITS
 from tests.sqltasks.test_sql_tasks import TASK, found, running, tasks

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from bench.models import Call, Job
 from sqlqueue import Worker
 from sqlqueue._support.processes import settle_in
-from sqlqueue.evaluation.database import connect, sessions
+from sqlqueue.evaluation.support import connect, sessions
 
 
 def _task(number: int) -> None:

@@ -1,15 +1,21 @@
-"""A run of the proof, from the first task to the verdict."""
+"""The command ``sqlqueue prove``: runs the scenarios, and reports what was observed of each promise."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import chain, cycle
+from typing import Annotated, Any
 
+import typer
+from rich.console import Console
+from rich.table import Table
 from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
@@ -17,14 +23,63 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession, SQLQueueError, Status
 
 from ...dialects import adapter_for
-from ..database import sessions
-from ..errors import EvaluationError
-from .faults import Faults
-from .models import LEASE, Account, Receipt, Task
-from .processes import WorkerProcesses
-from .report import Promise, Proof
-from .scenarios import SCENARIOS, Observed, Scenario
-from .worker import WORK
+from ..support import EvaluationError, Url, exit_codes, output, progress, sessions
+from .application import LEASE, WORK, Account, Receipt, Task, tables
+from .scenarios import SCENARIOS, Faults, Observed, Scenario, WorkerProcesses
+
+# -- the results of a proof: promises, and what was observed ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A promise of the queue, and how often it was put to the test."""
+
+    promise: str
+    observed: int
+    """The number of observations."""
+    broken: int
+    """The number of observations that contradict the promise."""
+    observation: str
+    """A description of what was counted."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it was observed, and never broken."""
+        return self.observed > 0 and self.broken == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The results of a run."""
+
+    engine: str
+    version: str
+    seconds: float
+    promises: Sequence[Promise]
+    faults: Mapping[str, int]
+    """Faults by kind."""
+    recovery: Mapping[str, float]
+    """By kind of fault, the longest time in seconds until the worker's tasks were held by others or done."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether all promises were observed and kept."""
+        return all(promise.is_kept for promise in self.promises)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the report as values for JSON."""
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "ok": self.is_ok,
+            "seconds": round(self.seconds, 1),
+            "promises": [{**asdict(promise), "kept": promise.is_kept} for promise in self.promises],
+            "faults": dict(self.faults),
+            "recovery_seconds": {kind: round(seconds, 1) for kind, seconds in self.recovery.items()},
+        }
+
+
+# -- a run of the proof, from the first task to the verdict -----------------------------------------------------------
 
 _PATIENCE = 90.0
 """Seconds without progress after which the tasks that are left count as lost."""
@@ -178,3 +233,57 @@ class _Scenarios(threading.Thread):
                 broken=sums["broken"],
                 observation=scenario.observation,
             )
+
+
+# -- the command `sqlqueue prove` -------------------------------------------------------------------------------------
+
+Minutes = Annotated[float, typer.Option("--minutes", min=0, help="How long faults are injected.")]
+Workers = Annotated[int, typer.Option("--workers", "-w", min=3, max=32, help="Number of worker processes.")]
+Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an interrupted run left behind.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
+_WIDE = 120
+"""Width in characters if the output is not a terminal."""
+
+
+def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = False, as_json: AsJson = False) -> None:
+    """Prove on your server that a queue keeps its promises when workers and connections fail.
+
+        sqlqueue prove --url postgresql+psycopg://me@host/test
+
+    Worker processes handle tasks, and meanwhile some are killed (SIGKILL), frozen for longer than their leases
+    (SIGSTOP), or lose all of their connections. Their handlers deadlock, or time out waiting for locks. Other sessions
+    attempt what must fail: to complete a task that another claim holds, to claim a task under a lease, to exceed a
+    limit. Then everything is counted.
+
+    The result is a verdict, and for each promise how often it was put to the test and how often it was broken.
+
+    Tables named sqlqueue_prove_... are created and dropped, even after Ctrl-C; the command refuses to start if they
+    exist, and touches no others. It keeps the server busy: use one that nothing else depends on.
+
+    Exit status: 0 if every promise was kept; 1 if one was broken or never put to the test; 2 if the proof cannot run;
+    130 if it was stopped.
+    """
+    console = Console(stderr=True, highlight=False)
+    with exit_codes(console, "sqlqueue prove"), progress(console) as say, tables(url, drop=drop) as engine:
+        report = proven(engine, timedelta(minutes=minutes), workers, say)
+    if as_json:
+        typer.echo(json.dumps(report.plain(), indent=2))
+    else:
+        show(output(_WIDE), report)
+    raise typer.Exit(0 if report.is_ok else 1)
+
+
+def show(console: Console, report: Proof) -> None:
+    """Print the promises with their observations, the faults and the verdict."""
+    table = Table("Promise", "", "Observed", "Broken", "What was observed")
+    for index in (2, 3):
+        table.columns[index].justify = "right"
+    for each in report.promises:
+        mark = "[green]kept[/]" if each.is_kept else "[bold red]BROKEN[/]" if each.broken else "[yellow]not seen[/]"
+        table.add_row(each.promise, mark, f"{each.observed:,}", f"{each.broken:,}", each.observation)
+    console.print(table)
+    console.print(", ".join(f"{kind}: {number:,}" for kind, number in report.faults.items()))
+    longest = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in report.recovery.items())
+    console.print(f"The longest time until the tasks of a worker were taken over or done: {longest}.")
+    verdict = "keeps its promises" if report.is_ok else "does NOT keep its promises"
+    console.print(f"sqlqueue {verdict} on {report.engine} {report.version} ({report.seconds:.0f} s).")

@@ -1,24 +1,217 @@
-"""Scenarios, each of which tests one promise in this process while faults are injected into workers."""
+"""The scenarios, their faults, and the worker processes that the faults affect."""
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import select, update
+from sqlalchemy import URL, ColumnElement, func, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import Claim, ClaimLostError, QueueSession, claim_of
+from sqlqueue import Claim, ClaimLostError, QueueSession, Status, claim_of
 
+from ..._support.processes import CONTEXT
 from ...dialects import adapter_for
-from .models import ACCOUNTS, LIMIT, Account, Receipt, Task, Visit
+from ..support import ChildProcess, EvaluationError
+from .application import ACCOUNTS, LEASE, LIMIT, WORK, Account, Receipt, Task, Visit, main
+
+# -- the worker processes as their parent sees them -------------------------------------------------------------------
+
+
+class WorkerProcess(ChildProcess):
+    """A worker process, into which faults are injected."""
+
+    def __init__(self, name: str, url: URL) -> None:
+        super().__init__(name, main, url, name)
+        self.is_frozen = False
+
+    def freeze(self, seconds: float) -> None:
+        """Suspend it for some seconds, as if its machine were suspended: its connections stay open."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_frozen = True
+        # a timer, because this process may itself be waiting for locks that the frozen one holds
+        timer = threading.Timer(seconds, self._thaw)
+        timer.daemon = True
+        timer.start()
+
+    def _thaw(self) -> None:
+        with suppress(OSError):  # it was killed at the end
+            os.kill(self.pid, signal.SIGCONT)
+        self.is_frozen = False
+
+    def cut(self) -> None:
+        """Shut down its connections to the server."""
+        self.send("cut")
+
+    def stop(self) -> Counter[str]:
+        """Stop it, and return the counts of its worker; empty if it has died."""
+        self.send("stop")
+        counts: Any = None
+        with suppress(EvaluationError):
+            while not isinstance(counts, dict):  # a process that replaced another one has sent "ready" first
+                counts = self.receive()
+        self.join()
+        return Counter(counts if isinstance(counts, dict) else {})
+
+
+class WorkerProcesses:
+    """Some worker processes.  Leaving the ``with`` block kills those that still run."""
+
+    def __init__(self, url: URL) -> None:
+        CONTEXT.set_forkserver_preload([__name__])
+        self._url = url
+        self._started = 0
+        self.died: list[str] = []
+        """The names of processes that ended without being killed."""
+        self.running: list[WorkerProcess] = []
+
+    def __enter__(self) -> WorkerProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            process.kill()
+
+    def start(self, number: int) -> None:
+        """Start ``number`` processes, and wait until they are ready.  Raises :class:`.EvaluationError` if one does not
+        start."""
+        for _ in range(number):
+            self._add()
+        for process in self.running:
+            process.receive()
+
+    def replace(self, process: WorkerProcess) -> None:
+        """Start another process for one that was killed or has died."""
+        self.running.remove(process)
+        self._add()
+
+    def replace_dead(self) -> None:
+        """Record processes that ended without having been killed, and start others."""
+        for process in [process for process in self.running if not process.is_alive]:
+            self.died.append(process.name)
+            self.replace(process)
+
+    def stop(self) -> Counter[str]:
+        """Stop all of them, and return the sums of their counts."""
+        return sum((process.stop() for process in self.running), Counter())
+
+    def _add(self) -> None:
+        self._started += 1
+        self.running.append(WorkerProcess(f"worker {self._started}", self._url))
+
+
+# -- injects faults into worker processes while there is work ---------------------------------------------------------
+
+_EVERY = 0.7
+"""Seconds between two faults."""
+_FROZEN = 1.5 * LEASE.total_seconds()
+_BACKLOG = 60
+_TICK = 0.05
+Claims = set[tuple[int, int | None]]
+"""The keys and tokens of running tasks."""
+
+
+class Faults:
+    """Injects faults into worker processes, and records how long it takes until their tasks are recovered."""
+
+    def __init__(self, workers: WorkerProcesses, sessions: sessionmaker[QueueSession]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.enqueued = 0
+        self.recovery: dict[str, float] = {}
+        """The longest time in seconds, by kind of fault, until the affected worker's tasks were held by others or
+        done."""
+        self._workers = workers
+        self._sessions = sessions
+        self._held: list[tuple[str, float, Claims]] = []
+        """The kind and time of each fault, and the affected worker's claims that still hold tasks."""
+
+    def inflict(self, until: Callable[[], bool]) -> Iterator[None]:
+        """Enqueue tasks and inject faults until ``until`` holds and each kind has occurred; yield between them."""
+        kinds: dict[str, Callable[[WorkerProcess], None]] = {
+            "frozen": self._freeze,
+            "killed": self._kill,
+            "cut off": self._cut,
+        }
+        # in a separate thread: waiting for the locks of a frozen worker must not delay the next fault
+        with ThreadPoolExecutor(1, "locks") as pool:
+            holding: Future[None] | None = None
+            while not until() or len(self.counts) < len(kinds):
+                if holding is None or holding.done():
+                    holding = pool.submit(self._hold_locks)
+                for kind, fault in kinds.items():
+                    with suppress(DBAPIError):
+                        self._enqueue()
+                    self._look_for(_EVERY)
+                    victim = random.choice([each for each in self._workers.running if not each.is_frozen])
+                    fault(victim)
+                    self._held.append((kind, time.monotonic(), self._claims(Task.claimed_by == victim.name)))
+                    self.counts[kind] += 1
+                    yield
+            while any(each.is_frozen for each in self._workers.running):
+                self._look_for(_TICK)
+
+    def look(self) -> None:
+        """Replace processes that died, and record which claims have recovered."""
+        self._workers.replace_dead()
+        if not self._held:
+            return
+        running, now = self._claims(), time.monotonic()
+        for kind, begun, held in self._held:
+            if not held & running:
+                self.recovery[kind] = max(self.recovery.get(kind, 0.0), now - begun)
+        self._held = [(kind, begun, held) for kind, begun, held in self._held if held & running]
+
+    def _claims(self, *where: ColumnElement[bool]) -> Claims:
+        running = select(Task.id, Task.claim_token).where(Task.topic == WORK, Task.status == Status.RUNNING, *where)
+        with self._sessions() as session:
+            return {(identity, token) for identity, token in session.execute(running)}
+
+    def unfinished(self) -> int:
+        """Return the number of tasks that are not done."""
+        undone = select(func.count()).select_from(Task).where(Task.topic == WORK, Task.status != Status.COMPLETED)
+        with self._sessions() as session:
+            return session.scalar(undone) or 0
+
+    def _look_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.look()
+            time.sleep(_TICK)
+
+    def _enqueue(self) -> None:
+        number = _BACKLOG - self.unfinished()
+        if number > 0:
+            with self._sessions.begin() as session:
+                session.enqueue(Task, [{"topic": WORK}] * number)
+            self.enqueued += number
+
+    def _kill(self, worker: WorkerProcess) -> None:
+        worker.kill()
+        self._workers.replace(worker)
+
+    def _freeze(self, worker: WorkerProcess) -> None:
+        worker.freeze(_FROZEN)
+
+    def _cut(self, worker: WorkerProcess) -> None:
+        worker.cut()
+
+    def _hold_locks(self) -> None:
+        with suppress(DBAPIError):  # this session itself lost a conflict
+            hold_locks(self._sessions)
+
+
+# -- scenarios, each of which tests one promise in this process while faults are injected into workers ----------------
 
 _SHORT, _LONG = timedelta(milliseconds=300), timedelta(minutes=5)
 _PATIENCE = 60.0

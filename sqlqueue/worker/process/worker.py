@@ -14,7 +14,7 @@ from ..._support.checks import duration
 from ..._support.exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError, SQLQueueError
 from ..._support.logs import ALL_FRAMES
 from ...functions import RegisterTask, TaskFunction
-from ...functions.task import J
+from ...functions.functions import J
 from ...model.columns import LONGEST_NAME
 from ...model.mixins import T
 from ...queue.spec import Where

@@ -1,14 +1,14 @@
-"""Running tasks as a worker would, in the session of a test."""
+"""Helpers for the tests of an application: run tasks as a worker would, and assert what was enqueued."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from sqlalchemy import event, func, literal, select
 from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmaker
@@ -17,9 +17,12 @@ from .. import operations
 from .._support.checks import count, duration
 from .._support.exc import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
+from ..functions import TaskFunction
+from ..functions.functions import J
 from ..lifecycle.kind import keeps_results
-from ..model.mixins import QueueMixin
-from ..queue.spec import QueueSpec, spec_of
+from ..model.mixins import QueueMixin, T
+from ..operations.finding import Damaged, find_all
+from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.clock import NEVER, clock_ahead, utcnow
 from ..sql.criteria import only
@@ -33,6 +36,9 @@ from ..worker.handling.outcomes import OutcomeKind, is_signal, outcome_of, write
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+
+
+# -- running tasks as a worker would, in the session of a test --------------------------------------------------------
 
 Counts: TypeAlias = Counter[OutcomeKind]
 """The number of tasks by outcome: ``counts["completed"]``."""
@@ -337,3 +343,175 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
         return result if keeps_results(handler.spec) else None
     finally:
         current.reset(token)
+
+
+# -- assertions about waiting tasks -----------------------------------------------------------------------------------
+
+_WAITING = (Status.AVAILABLE, Status.SCHEDULED, Status.RETRYABLE)
+_SHOWN = 10
+
+
+@overload
+def assert_enqueued(
+    session: AnySession, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+) -> list[T]: ...
+@overload
+def assert_enqueued(
+    session: AnySession,
+    what: TaskFunction[..., ..., Any, J],
+    /,
+    *where: Where,
+    count: int | None = ...,
+    **values: object,
+) -> list[J]: ...
+@overload
+def assert_enqueued(
+    session: AsyncSession | async_scoped_session[Any],
+    what: type[T],
+    /,
+    *where: Where,
+    count: int | None = ...,
+    **values: object,
+) -> Coroutine[Any, Any, list[T]]: ...
+@overload
+def assert_enqueued(
+    session: AsyncSession | async_scoped_session[Any],
+    what: TaskFunction[..., ..., Any, J],
+    /,
+    *where: Where,
+    count: int | None = ...,
+    **values: object,
+) -> Coroutine[Any, Any, list[J]]: ...
+def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+    """Assert that matching tasks are waiting, and return them.
+
+    ``what``: a model, with ``values`` of its attributes; or a task function made by :meth:`.Worker.task`, with
+    ``values`` of its arguments.  ``where``: criteria, as for a claim.  ``count``: the exact number, 0 for none; by
+    default at least one.  Waiting tasks are available, scheduled or retryable, as this session's transaction sees them.
+
+    Rows that cannot be read do not count.
+
+    Raises :class:`AssertionError`, which lists the waiting tasks, if the number is different, and
+    :class:`.ArgumentError` for unknown attributes or arguments.
+    """
+    if hasattr(session, "run_sync"):
+        return session.run_sync(_assert_enqueued, what, where, count, values)
+    return _assert_enqueued(session_of(session), what, where, count, values)
+
+
+def _assert_enqueued(
+    session: Session, what: Any, where: Sequence[Where], count: int | None, values: dict[str, object]
+) -> list[Any]:
+    spec = spec_of(what.entity if isinstance(what, TaskFunction) else what)
+    waits = spec["status"].in_([state(status) for status in _WAITING])
+    waiting: Sequence[Any] = find_all(session, spec.entity, waits, *where)
+    if isinstance(what, TaskFunction):
+        waiting = [job for job in waiting if getattr(job, spec.attributes["task"]) == what.name]
+        found = [job for job in _readable(waiting) if _has(what, what.arguments_of(job), values)]
+    else:
+        found = [
+            task for task in _readable(waiting) if _has(spec.entity.__name__, _shown(spec, task, all_=True), values)
+        ]
+    if len(found) == count or (count is None and found):
+        return found
+    name = what.name if isinstance(what, TaskFunction) else spec.entity.__name__
+    raise AssertionError(_complaint(spec, f"{name}({_listed(values)})", count, len(found), waiting))
+
+
+def _readable(waiting: Sequence[Any]) -> list[Any]:
+    return [task for task in waiting if not isinstance(task, Damaged)]
+
+
+def _has(of: object, given: dict[str, Any], values: dict[str, object]) -> bool:
+    unknown = sorted(values.keys() - given.keys())
+    if unknown:
+        raise ArgumentError(f"{of} has no {', '.join(unknown)}")
+    return all(given[name] == value for name, value in values.items())
+
+
+def _shown(spec: QueueSpec, task: object, *, all_: bool = False) -> dict[str, Any]:
+    bookkeeping = {spec.attributes[role] for role in QUEUE_ROLES if role not in ("status", "available_at")}
+    names = (prop.key for prop in spec.mapper.column_attrs)
+    return {name: getattr(task, name) for name in names if all_ or name not in bookkeeping}
+
+
+def _complaint(spec: QueueSpec, wanted: str, count: int | None, found: int, waiting: Sequence[Any]) -> str:
+    number = "at least one" if count is None else str(count)
+    lines = [f"expected {number} of {wanted}: {found} waiting ({len(waiting)} in total)"]
+    for task in waiting[:_SHOWN]:
+        lines.append(f"  {spec.entity.__name__}({_listed(_shown(spec, task))})")
+    return "\n".join([*lines, "  ..."] if len(waiting) > _SHOWN else lines)
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+# -- the functions of this package as methods of a worker and a session -----------------------------------------------
+
+_NOW = timedelta(0)
+S = TypeVar("S", bound=AnySession)
+A = TypeVar("A", bound="AsyncSession | async_scoped_session[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue(Generic[S]):
+    """The value of the fixture ``queue``: a ``Queue[QueueSession]`` if ``queue_session`` returns a ``QueueSession``.
+
+    Each method calls the function of the same name, where it is documented.
+    """
+
+    worker: Worker
+    """The worker that the fixture ``queue_worker`` returned."""
+    session: S
+    """The session that the fixture ``queue_session`` returned."""
+
+    def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
+        """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
+        return drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
+
+    def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> OutcomeKind:
+        """Run one task, see :func:`sqlqueue.testing.perform`."""
+        return perform(self.worker, self.session, task, raise_errors=raise_errors)
+
+    @overload
+    def assert_enqueued(
+        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[T]: ...
+    @overload
+    def assert_enqueued(
+        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[J]: ...
+    def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
+        return assert_enqueued(self.session, what, *where, count=count, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncQueue(Generic[A]):
+    """A :class:`Queue` with an asyncio session: ``AsyncQueue[AsyncQueueSession]``."""
+
+    worker: Worker
+    """The worker that the fixture ``queue_worker`` returned."""
+    session: A
+    """The session that the fixture ``queue_session`` returned."""
+
+    async def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
+        """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
+        return await drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
+
+    async def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> OutcomeKind:
+        """Run one task, see :func:`sqlqueue.testing.perform`."""
+        return await perform(self.worker, self.session, task, raise_errors=raise_errors)
+
+    @overload
+    async def assert_enqueued(
+        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[T]: ...
+    @overload
+    async def assert_enqueued(
+        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[J]: ...
+    async def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
+        return await assert_enqueued(self.session, what, *where, count=count, **values)

@@ -1,20 +1,17 @@
-"""Claims of messages: the first of each key, and those that follow it.
-
-A message is the first of its key if no earlier message of the key is unfinished.  It remains so until it is finished,
-so first messages are searched for without locks, by statements that each see one state of the table.  The locks by
-primary key then decide which session has a message, and whether it may still be claimed.
-"""
+"""Claims of messages: the oldest of each key, in the order of the outbox."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import and_, or_
+from sqlalchemy import ColumnElement, Select, and_, literal_column, or_, select, union_all
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.sql.selectable import CompoundSelect, Subquery
 
 from .._support.checks import count, duration
 from .._support.claim import Claim, new_token
@@ -35,7 +32,85 @@ from ..sql.selection import Pick, picks
 from ..sql.states import is_held
 from ..transaction.connection import AnySession, default_claimer, open_to_claim, session_of
 from ..transaction.ledger import Hold, ledger_of
-from .order import Head, first_of, followers_of
+
+# -- statements about the order of the messages of a key --------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """The first unfinished message of its key."""
+
+    identity: Identity
+    message_key: str | None
+
+
+def is_first(spec: QueueSpec) -> Criterion:
+    """Return the criterion that no earlier message of the same key is unfinished; true for messages without a key."""
+    return _nothing_before(spec, spec["message_key"], spec.primary_key)
+
+
+def first_of(adapter: Adapter, pick: Pick, near: int | None) -> Select[Any]:
+    """Return a SELECT of message key and primary key of the messages in ``pick`` that are the first of their key.
+
+    If ``near`` is given, only the first ``near`` messages are searched: of many with one key, only one can be found.
+    """
+    spec, whole = pick.spec, pick if pick.divided is None else replace(pick, index=pick.whole, divided=None)
+    if near is None:
+        found = pick.select(spec["message_key"], *spec.primary_key).where(is_first(spec)).limit(pick.limit)
+        return adapter.locking.along(whole, found)
+    columns = [spec["message_key"], *spec.primary_key, *(term.column for term in pick.order)]
+    named = [column.label(f"column_{n}") for n, column in enumerate(columns)]
+    nearest = adapter.locking.along(whole, pick.select(*named).limit(near)).subquery("nearest").c
+    message_key, *rest = nearest
+    key, order = rest[: len(spec.primary_key)], rest[len(spec.primary_key) :]
+    by = [term.over(column) for term, column in zip(pick.order, order, strict=True)]
+    return select(message_key, *key).where(_nothing_before(spec, message_key, key)).order_by(*by).limit(pick.limit)
+
+
+def _nothing_before(spec: QueueSpec, message_key: ColumnElement[Any], key: Sequence[ColumnElement[Any]]) -> Criterion:
+    # a scalar subquery, since engines turn NOT EXISTS into a join, which pairs all messages of a key with each other
+    earlier = spec.table.alias("earlier")
+    finished_at, columns = earlier.c[spec["finished_at"].name], [earlier.c[each.name] for each in spec.primary_key]
+    conditions = (earlier.c[spec["message_key"].name] == message_key, finished_at.is_(None), _precedes(columns, key))
+    one: Select[Any] = select(literal_column("1")).where(*conditions).order_by(finished_at, *columns).limit(1)
+    return one.correlate_except(earlier).scalar_subquery().is_(None)
+
+
+def followers_of(spec: QueueSpec, heads: Mapping[int, Head], share: int) -> Select[Any] | CompoundSelect[Any]:
+    """Return a SELECT of up to ``share`` unfinished messages after each head in its key, in order, by its number."""
+    key = [f"key_{n}" for n, _ in enumerate(spec.primary_key)]
+    branches = [_after(spec, number, head, key, share) for number, head in heads.items()]
+    return union_all(*(select(*branch.c) for branch in branches)).order_by("head", *key)
+
+
+def _after(spec: QueueSpec, number: int, head: Head, key: Sequence[str], share: int) -> Subquery:
+    columns = [column.label(name) for column, name in zip(spec.primary_key, key, strict=True)]
+    return (
+        select(literal_column(str(number)).label("head"), *columns)
+        .where(
+            spec["message_key"] == head.message_key,
+            spec["finished_at"].is_(None),
+            _precedes(head.identity, spec.primary_key),
+        )
+        .order_by(*spec.primary_key)
+        .limit(share)
+        .subquery(f"line_{number}")
+    )
+
+
+def _precedes(earlier: Sequence[Any], later: Sequence[ColumnElement[Any]]) -> Criterion:
+    """Return the comparison column by column, since not every engine compares rows."""
+    (first, *rest_of_first), (second, *rest_of_second) = earlier, later
+    after: Criterion = second > first
+    if not rest_of_second:
+        return after
+    return or_(after, and_(second == first, _precedes(rest_of_first, rest_of_second)))
+
+
+# -- claims of messages: the first of each key, and those that follow it ----------------------------------------------
+#
+# A message is the first of its key if no earlier message of the key is unfinished.  It remains so until it is finished,
+# so first messages are searched for without locks, by statements that each see one state of the table.  The locks by
+# primary key then decide which session has a message, and whether it may still be claimed.
 
 M = TypeVar("M", bound=OutboxMixin)
 LINES = 10

@@ -1,4 +1,4 @@
-"""A function whose calls can be enqueued."""
+"""Functions whose calls can be enqueued, and the registry in which a handler finds them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .. import operations
 from .._support.checks import duration, key
-from .._support.exc import ArgumentError
+from .._support.exc import ArgumentError, HandlerNotFoundError
 from ..kinds.jobs import LONGEST_TASK, JobMixin
-from ..queue.spec import QueueSpec, spec_of
+from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.clock import aware, utcnow
 from .arguments import arguments_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+
+# -- a function whose calls can be enqueued ---------------------------------------------------------------------------
 
 Call = ParamSpec("Call")
 P = ParamSpec("P")
@@ -174,3 +177,74 @@ def _name_of(function: Any) -> str:
 
 def _checked_name(name: object) -> str:
     return key("name", name, LONGEST_TASK)
+
+
+# -- the registered functions of one model, which its rows call -------------------------------------------------------
+
+AnyTask = TaskFunction[..., ..., Any, J]
+
+
+class Functions(Generic[J]):
+    """The task functions of a model by name, either all plain or all coroutine functions: one handler calls them."""
+
+    def __init__(self, entity: type[J]) -> None:
+        self.entity = entity
+        self.takes_session = False
+        """Whether any of the functions takes a session."""
+        self._tasks: dict[str, AnyTask[J]] = {}
+        self._column = spec_of(entity).attributes["task"]
+
+    def add(self, task: AnyTask[J]) -> None:
+        """Register ``task``.  Raises :class:`.ArgumentError` if its name is taken or it is a function of the other
+        kind."""
+        if task.name in self._tasks:
+            raise ArgumentError(f"a task {task.name!r} already exists: give one of them another name with name='...'")
+        if any(each.is_coroutine != task.is_coroutine for each in self._tasks.values()):
+            kinds = (
+                ("a coroutine function", "functions") if task.is_coroutine else ("a function", "coroutine functions")
+            )
+            raise ArgumentError(
+                f"{task.name} is {kinds[0]}, but the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
+                " calls all of them. Give it a separate model"
+            )
+        self._tasks[task.name] = task
+        self.takes_session = self.takes_session or task.takes_session
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the functions, sorted."""
+        return tuple(sorted(self._tasks))
+
+    @property
+    def calls(self) -> Where:
+        """The criterion for the rows that call one of the functions."""
+        column: Where = getattr(self.entity, self._column).in_(self.names)
+        return column
+
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether the functions are coroutine functions."""
+        return any(task.is_coroutine for task in self._tasks.values())
+
+    def perform(self, job: J) -> Any:
+        """Call the function of ``job`` and return its result, an awaitable for a coroutine function.
+
+        Raises :class:`.HandlerNotFoundError` for an unknown function, which happens if a child process has loaded
+        different code, and :class:`.ArgumentError` if its arguments do not fit.  These are ordinary failures, since
+        another worker may have the version of the function for which the call was enqueued.
+        """
+        return self._task(job).perform(job)
+
+    def perform_in_session(self, session: Any, job: J) -> Any:
+        """Call the function of ``job`` like :meth:`perform`, with ``session`` if it takes one."""
+        return self._task(job).perform(job, session)
+
+    def _task(self, job: J) -> AnyTask[J]:
+        name = getattr(job, self._column)
+        task = self._tasks.get(name)
+        if task is None:
+            known = ", ".join(sorted(self._tasks))
+            raise HandlerNotFoundError(
+                f"this worker has no task {name!r}; the tasks of {self.entity.__name__} are {known}", name=name
+            )
+        return task

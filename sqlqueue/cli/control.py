@@ -1,0 +1,329 @@
+"""The commands that show and control queues and workers: limits, pauses, workers."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy.orm import Session
+
+from .. import operations
+from .._support.checks import MOST_AT_ONCE
+from .._support.error_text import ascii_text, host_name, readable
+from ..lifecycle.kind import holding_slots
+from ..model.columns import LONGEST_NAME
+from ..operations import Limit, WorkerInfo, pausing
+from ..operations.pausing import Pause
+from ..operations.registry import check_registered
+from ..queue.spec import QueueSpec
+from ._database import Queue, Target, Url, load, queue_of, queues_of, refusals, transact
+from ._output import AsJson, Yes, confirm, pauses, plain, print_json, print_table, refusal, say
+
+# -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The limit_key of the tasks.")]
+Places = Annotated[
+    int,
+    typer.Argument(
+        metavar="N", min=0, max=MOST_AT_ONCE, help="How many of them may run at once, at most 10,000; 0 stops the key."
+    ),
+]
+
+
+def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
+    """Show the limit of each key in use: how many of its tasks may run at once, and how many do.
+
+        sqlqueue limits --url postgresql+psycopg://me@host/shop shop.models:Base
+
+    After a limit has been lowered, more tasks may be running than it allows: no more tasks with that key are claimed
+    until enough of them have ended.
+
+    With --json: an array of objects with queue (its table), key, limit and running.
+
+    Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not respond.
+    """
+    with refusals("limits"):
+        specs = _limited(target, queue)
+        found = transact(url, lambda session: [(spec, operations.limits(session, spec.entity)) for spec in specs])
+    rows = [(spec, each) for spec, its in found for each in its]
+    if as_json:
+        print_json([_limit_facts(*row) for row in rows])
+    elif rows:
+        shown = [[spec.entity.__name__, each.limit, each.running, each.key] for spec, each in rows]
+        print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
+    else:
+        say(f"No limit_key of {', '.join(spec.entity.__name__ for spec in specs)} has been used yet.")
+
+
+def set_limit(
+    target: Target,
+    key: Key,
+    number: Places,
+    *,
+    url: Url,
+    queue: Queue = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set how many tasks with this key may run at once, across all workers.
+
+        sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
+
+    Running tasks continue. If they exceed the limit, no more tasks with the key are claimed until enough of them have
+    ended. The command asks for confirmation of a limit of 0, which stops the key, and of a key that no task has used
+    yet.
+
+    With --json: an object of queue (its table), key, limit, before (null for an unknown key) and running.
+
+    Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
+    not respond, or a missing --yes without a terminal.
+    """
+    with refusals("set-limit"):
+        specs = _limited(target, queue)
+        if len(specs) > 1:
+            names = ", ".join(spec.entity.__name__ for spec in specs)
+            raise refusal(f"{target} has {len(specs)} queues with limits: use --queue with one of {names}")
+        (spec,) = specs
+        before = transact(url, lambda session: _limit(session, spec, key))
+        if number == 0 and (before is None or before.limit):
+            confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
+        elif before is None:
+            confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
+        after = transact(url, lambda session: _set(session, spec, key, number))
+    if as_json:
+        print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
+    else:
+        was = "" if before is None else f" (it was {before.limit})"
+        say(f"{spec.entity.__name__}, key {key}: the limit is {after.limit}{was}, {after.running} running.")
+
+
+def _limited(target: str, name: str | None) -> list[QueueSpec]:
+    found = queues_of(target, name)
+    limited = [spec for spec in found if holding_slots(spec) is not None]
+    if not limited:
+        names = ", ".join(spec.entity.__name__ for spec in found)
+        raise refusal(f"the queues have no limits: derive {names} from LimitMixin")
+    return limited
+
+
+def _set(session: Session, spec: QueueSpec, key: str, number: int) -> Limit:
+    operations.set_limit(session, spec.entity, key, number)
+    return _limit(session, spec, key) or Limit(key, number, 0)
+
+
+def _limit(session: Session, spec: QueueSpec, key: str) -> Limit | None:
+    return next((each for each in operations.limits(session, spec.entity) if each.key == key), None)
+
+
+def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
+    return {"queue": spec.table.fullname, "key": found.key, "limit": found.limit, "running": found.running}
+
+
+# -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------
+
+Topic = Annotated[str | None, typer.Option(help="Only this topic. Default: the whole queue.")]
+Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, for others who find the queue paused.")]
+By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Default: this account.")]
+
+
+def pause(
+    target: Target,
+    *,
+    url: Url,
+    queue: Queue = None,
+    topic: Topic = None,
+    reason: Reason = None,
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pause a queue for all workers, until sqlqueue resume.
+
+        sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Email --reason 'the mail server is down'
+
+    Within seconds, workers stop claiming its tasks; running tasks are not interrupted. Pauses are stored in the table
+    of a model that derives from PauseMixin, which the application must have.
+
+    With --json: an object of queue, topic, changed (false if it was already paused) and paused, an array of topic (null
+    for the whole queue), paused_at, paused_by and reason.
+
+    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
+    """
+    with refusals("pause"):
+        spec = queue_of(target, queue)
+        who = _account() if by is None else by
+        changed = _change(
+            url,
+            spec,
+            topic,
+            lambda session: pausing.pause(session, spec.entity, topic, reason=reason, paused_by=who),
+            as_json=as_json,
+        )
+    if not as_json and not changed:
+        say("It was already paused.")
+
+
+def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None, as_json: AsJson = False) -> None:
+    """Resume a paused queue.
+
+        sqlqueue resume --url postgresql+psycopg://me@host/shop shop.models:Email
+
+    A topic that was paused separately is resumed separately, with --topic.
+
+    With --json: the same object as sqlqueue pause; changed is false if it was not paused.
+
+    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
+    """
+    with refusals("resume"):
+        spec = queue_of(target, queue)
+        changed = _change(
+            url, spec, topic, lambda session: pausing.resume(session, spec.entity, topic), as_json=as_json
+        )
+    if not as_json and not changed:
+        say("It was not paused.")
+
+
+def _change(url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, as_json: bool) -> bool:
+    changed, found = transact(url, lambda session: (change(session), pausing.paused(session, spec.entity)))
+    if as_json:
+        print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
+    else:
+        for each in found:
+            say(_described(spec, each))
+        if not found:
+            say(f"{spec.entity.__name__} is not paused.")
+    return changed
+
+
+def _described(spec: QueueSpec, found: Pause) -> str:
+    what = spec.entity.__name__ if found.topic is None else f"{spec.entity.__name__}, topic {found.topic},"
+    why = f": {found.reason}" if found.reason else ""
+    return readable(f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}.")
+
+
+def _account() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # e.g. in a container whose user has no name
+        user = "unknown"
+    return ascii_text(f"{user}@{host_name()}")[:LONGEST_NAME]
+
+
+# -- the command `sqlqueue workers` -----------------------------------------------------------------------------------
+
+
+class WorkerCommand(StrEnum):
+    """A command that ``sqlqueue workers`` sends to workers."""
+
+    DRAIN = "drain"
+    STOP = "stop"
+    SET_CONCURRENCY = "set-concurrency"
+
+
+Do = Annotated[WorkerCommand | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
+Number = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="[N]", min=1, max=MOST_AT_ONCE, help="With set-concurrency: the number of concurrent calls."
+    ),
+]
+Name = Annotated[str | None, typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id.")]
+
+
+def workers(
+    target: Target,
+    action: Do = None,
+    number: Number = None,
+    *,
+    url: Url,
+    worker: Name = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the running workers, and the queues that none of them serves; or send workers a command.
+
+        sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base
+        sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base drain --worker web-1:211
+
+    Workers are registered in the table of a model that derives from WorkerMixin, which the application must have. A
+    worker that has not reported for 35 seconds is dead: it was killed, or cannot reach the database.
+
+    drain: stop claiming, finish running tasks however long they take, and exit. stop: exit as on SIGTERM, with the
+    worker's grace period. Processes that end are not replaced by sqlqueue work. set-concurrency N: run N calls of each
+    handler at a time; without N, as many as it was registered with. Workers respond within ten seconds.
+
+    With --json: an object of workers and unserved, an array of tables; after a command also told, the number of workers
+    that it was sent to. Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle,
+    last_claim_at, memory (bytes), command, concurrency and handlers: an array of queue, functions, whole, slots and
+    busy.
+
+    Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not respond, or a
+    missing --yes without a terminal.
+    """
+    with refusals("workers"):
+        base = load(target)
+        if number is not None and action is not WorkerCommand.SET_CONCURRENCY:
+            raise refusal("a number is allowed only with set-concurrency")
+        check_registered(base)
+        if action is WorkerCommand.DRAIN or action is WorkerCommand.STOP:
+            confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
+        told = None if action is None else transact(url, lambda session: _tell(session, base, action, number, worker))
+        if told == 0 and worker is not None:
+            raise refusal(f"no live worker is called {worker}")
+        found, unserved = transact(url, lambda s: (operations.workers(s, base), operations.unserved(s, base)))
+    tables = [model.__queue_spec__.table.fullname for model in unserved]
+    if as_json:
+        facts = {"workers": [_worker_facts(each) for each in found], "unserved": tables}
+        print_json(facts if told is None else {**facts, "told": told})
+    else:
+        _show(found, tables, told)
+
+
+def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
+    match action:
+        case WorkerCommand.DRAIN:
+            return operations.drain_workers(session, base, worker)
+        case WorkerCommand.STOP:
+            return operations.stop_workers(session, base, worker)
+        case WorkerCommand.SET_CONCURRENCY:
+            return operations.set_concurrency(session, base, number, worker)
+
+
+def _show(found: list[WorkerInfo], unserved: list[str], told: int | None) -> None:
+    if told is not None:
+        say(f"The command was sent to {told} worker{'s' * (told != 1)}.")
+    if found:
+        headings = ["Worker", "busy", "slots", "MiB", "state", "seen", "started", "version", "serves"]
+        print_table(headings, [_line(each) for each in found], numbers=3)
+    else:
+        say("No worker is registered.")
+    for table in unserved:
+        say(f"No live worker serves {table}.")
+
+
+def _line(each: WorkerInfo) -> list[object]:
+    memory = None if each.memory is None else each.memory // 2**20
+    serves = ", ".join(dict.fromkeys(handler.queue for handler in each.handlers))
+    return [each.name, each.busy, each.slots, memory, _state(each), each.seen_at, each.started_at, each.version, serves]
+
+
+def _state(each: WorkerInfo) -> str:
+    if not each.is_live:
+        return "dead"
+    return "live" if each.command is None else f"{each.command.value} requested"
+
+
+def _worker_facts(each: WorkerInfo) -> dict[str, object]:
+    names = ("id", "name", "host", "process", "started_at", "seen_at", "version", "slots", "busy", "idle")
+    handlers = ("queue", "functions", "whole", "slots", "busy")
+    return {
+        **{name: getattr(each, name) for name in names},
+        "live": each.is_live,
+        "last_claim_at": each.last_claim_at,
+        "memory": each.memory,
+        "command": None if each.command is None else each.command.value,
+        "concurrency": each.concurrency,
+        "handlers": [{name: getattr(handler, name) for name in handlers} for handler in each.handlers],
+    }
