@@ -107,6 +107,7 @@ def test_claims_that_one_index_does_not_serve_lock_by_key(sent: dict[str, str]) 
         assert covers(TABLES[table], index[1], columns(condition, table)) == [index[1]], name
         (limit,) = re.findall(r"SELECT TOP (\d+)", sql)
         assert int(limit) <= 25, name
+        assert sql.endswith(" OPTION (MAXDOP 1)"), name  # no parallel scan, which would lock more
         assert "UPDATE picked" in sql, name  # with a lock alone, an entry would stay locked as long as a handler runs
 
 

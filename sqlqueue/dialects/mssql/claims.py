@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import Update
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.util import ClauseAdapter
 
@@ -16,6 +17,17 @@ from ..parts.claims import Claims, Taking
 _FEW = 25
 """The number of rows up to which a plan looks up each row as it reads the index.  For more rows it may read ahead, and
 keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
+
+
+class ClaimingUpdate(Update):
+    """An UPDATE on one processor: parallel scans would read, and lock, further entries."""
+
+    inherit_cache = True
+
+
+@compiles(ClaimingUpdate, "mssql")
+def _compile_on_one_processor(update: ClaimingUpdate, compiler: Any, **kw: Any) -> str:
+    return f"{compiler.visit_update(update, **kw)} OPTION (MAXDOP 1)"
 
 
 class SQLServerClaims(Claims):
@@ -47,7 +59,7 @@ class SQLServerClaims(Claims):
         values = {picked.c[column.name]: adapter.traverse(value) for column, value in assignments}
         before = picked.alias("deleted").c
         order = [before[term.column.name] for term in pick.order]
-        return update(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
+        return ClaimingUpdate(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
 
 
 def _null_first(value: Any) -> tuple[bool, Any]:
