@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, cast, overload
 
 from sqlalchemy import and_
 from sqlalchemy.orm import InstanceState, Session
@@ -197,7 +197,8 @@ def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | D
     A character that its character set lacks would otherwise replace the failure, which would never count.
     """
     session = session_of(session)
-    tasks = [*tasks] if isinstance(tasks, Iterator) else tasks
+    if isinstance(tasks, Iterator):  # it is read twice
+        tasks = cast("Tasks", [*tasks])
     holds = holds_of(session, tasks)
     spec = spec_of(holds[0][0].claim.entity) if holds else None
     history = None if spec is None else history_of(spec.table.metadata)
