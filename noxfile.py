@@ -44,6 +44,11 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(PROJECT, name))
 
 
+def names_paths(arguments: list[str]) -> bool:
+    """Return whether one of pytest's arguments is an existing file or folder, or a test in one: `path::test`."""
+    return any(os.path.exists(given.partition("::")[0]) for given in arguments)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and the layers of the package."""
@@ -55,7 +60,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Type-check the package, tests/typing, which is never run, and the code in the documentation."""
+    """Type-check the package, the bench, tests/typing, which is never run, and the code in the documentation."""
     # the documentation's code imports the tests' dependencies
     session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))
     session.run("mypy")
@@ -101,7 +106,7 @@ def run_tests(session: nox.Session, *versions: str, folders: tuple[str, ...] = (
     # these have their own sessions, with parsers, clusters and type checkers
     apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
     command = ["pytest", "-o", f"cache_dir={cache}", *apart]
-    if not any(given.startswith("tests") for given in session.posargs):
+    if not names_paths(session.posargs):
         command += [f"tests/{folder}" for folder in folders]
     # otherwise all processes compile the same modules at the same time
     session.run(*command, "--collect-only", "-qq", *session.posargs, env=COMPILING, silent=True)
@@ -172,7 +177,7 @@ def babelfish(session: nox.Session) -> None:
         "SQLQUEUE_TEST_ENGINES": "babelfish",
     }
     options = [given for given in session.posargs if "://" not in given]
-    if not any(given.startswith("tests/") for given in options):
+    if not names_paths(options):
         options += [f"tests/{folder}" for folder in ("suite", "check", "worker", "outbox", "migrations")]
     session.run("pytest", "-rs", *options, env={**COMPILING, **chosen})
 

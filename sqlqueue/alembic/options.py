@@ -1,4 +1,4 @@
-"""A project's options for the migrations of its queues, and the check that the plugin is installed."""
+"""A project's options for the migrations of its queues, and the check that the server supports these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of messages: the oldest of each key, in the order of the outbox."""
+"""Claims of messages: the oldest of each key and those that follow it, in the order of the outbox."""
 
 from __future__ import annotations
 
