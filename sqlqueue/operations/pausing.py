@@ -71,7 +71,7 @@ def pause(
     refuse_if_restricted(session, adapter, spec, "pause()")
     # UPDATE instead of SELECT, to wait for an uncommitted resume()
     unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
-    if adapter.rows.execute(session, spec, unchanged).rowcount:
+    if adapter.rows.count(session, spec, unchanged):
         return False
     why = None if reason is None else error_text(reason)
     values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
@@ -92,7 +92,7 @@ def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = No
     session = session_of(session)
     adapter = open_(session, spec)
     refuse_if_restricted(session, adapter, spec, "resume()")
-    resumed = adapter.rows.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
+    resumed = adapter.rows.count(session, spec, delete(table).where(table.c.queue == key)) > 0
     if resumed:
         announce(session, spec, table.fullname)
     return resumed

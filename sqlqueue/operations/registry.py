@@ -188,7 +188,7 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
     found = workers(session, target, limit=None)
     told = [each.id for each in found if each.is_live and worker in (None, each.id, each.name)]
     statements = [update(table).where(table.c.id == key).values(**values) for key in sorted(told)]
-    changed = sum(adapter.rows.execute(session, spec, each).rowcount for each in statements)
+    changed = sum(adapter.rows.count(session, spec, each) for each in statements)
     if changed:
         announce(session, spec, table.fullname)
     return changed

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,13 @@ from sqlalchemy import DateTime, Engine, Identity, PrimaryKeyConstraint, Text, e
 from sqlalchemy.dialects import mssql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedIsolationError
+from sqlqueue import (
+    ArgumentError,
+    QueueMixin,
+    QueueSession,
+    UnsupportedDialectError,
+    UnsupportedIsolationError,
+)
 from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.mssql.tables import is_narrow
@@ -31,6 +39,31 @@ class ProgrammingError(Exception):
 
 def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[str]]:
     return recording_engine(ENGINES["mssql"][0], version)
+
+
+# -- rows that are not counted -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session: session.pause(Task),
+        lambda session: session.resume(Task),
+        lambda session: session.prune(Report, timedelta(0)),
+        lambda session: session.cancel(Task),
+    ],
+    ids=["pause", "resume", "prune", "cancel"],
+)
+def test_an_unknown_number_of_changed_rows_is_not_taken_for_one(call: Callable[[QueueSession], Any]) -> None:
+    engine, _ = engine_of()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def uncounted(connection: Any, cursor: Any, *_: Any) -> None:
+        cursor.rowcount = -1
+
+    with QueueSession(engine) as session, pytest.raises(UnsupportedDialectError, match="NOCOUNT") as raised:
+        call(session)
+    assert raised.value.dialect == "mssql"
 
 
 # -- which server ------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ _OPTIONS = {
     512: (
         Severity.ERROR,
         "NOCOUNT",
-        "the driver does not tell how many rows a statement has changed, so pauses, registrations of workers and"
-        " changes of tasks fail, or are taken for something else",
+        "the server does not tell how many rows a statement has changed, so pauses, registrations of workers and"
+        " changes of tasks fail",
     ),
     16384: (
         Severity.WARNING,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 
-from ..._support.exc import ArgumentError
+from ..._support.exc import ArgumentError, UnsupportedDialectError
 from ..._support.logs import clear_frames
 from ...queue.spec import Criterion, Identity, QueueSpec, Where
 from ...sql.changes import remove
@@ -297,8 +297,19 @@ class Rows:
     def count(
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None = None
     ) -> int:
-        """Execute ``statement``; return how many rows it changed."""
-        return self.execute(session, spec, statement, parameters).rowcount
+        """Execute ``statement``; return how many rows it changed.
+
+        Raises :class:`.UnsupportedDialectError` if the server does not report it.
+        """
+        changed = self.execute(session, spec, statement, parameters).rowcount
+        if changed < 0:
+            raise UnsupportedDialectError(
+                "the server does not report how many rows a statement has changed, as sessions of SQL Server with"
+                " NOCOUNT do not: SET NOCOUNT OFF on each new connection. Roll back.",
+                dialect=session.get_bind(**spec.bind_arguments).dialect.name,
+                needed="NOCOUNT OFF",
+            )
+        return changed
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
         """Return whether a row satisfies ``criterion``, which selects by primary key or its first column."""

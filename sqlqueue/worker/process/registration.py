@@ -186,7 +186,7 @@ def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, A
     """Write the row, and return its commands."""
     rows = open_(session, spec, Access.CHANGE).rows
     changes = {name: row[name] for name in ("seen_at", "handlers", "last_claim_at", "memory")}
-    if not rows.execute(session, spec, update(table).where(table.c.id == row["id"]).values(**changes)).rowcount:
+    if not rows.count(session, spec, update(table).where(table.c.id == row["id"]).values(**changes)):
         rows.execute(session, spec, insert(table).values(**row))
     return _read(session, spec, table, row["id"])
 
