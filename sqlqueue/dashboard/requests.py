@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import Column, ColumnElement
 from starlette.datastructures import MultiDict, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -198,7 +198,16 @@ def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Positio
     if (
         not isinstance(texts, list)
         or len(texts) != len(columns)
-        or not all(isinstance(each, str | None) for each in texts)
+        or not all(
+            isinstance(each, str) or (each is None and not _is_of_key(column))
+            for column, each in zip(columns, texts, strict=True)
+        )
     ):
         raise ArgumentError("this URL does not identify a page of the queue")
     return tuple(None if each is None else value(column, each) for column, each in zip(columns, texts, strict=True))
+
+
+def _is_of_key(column: ColumnElement[Any]) -> bool:
+    """Return whether it is a column of the primary key, which can always be read, and without which a position would be
+    that of all rows."""
+    return isinstance(column, Column) and column.primary_key

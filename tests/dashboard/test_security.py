@@ -236,6 +236,8 @@ ODD = [
     ("/queue/email?after=" + cursor_of("[" + "9" * 5_000 + "]"), 400),
     ("/queue/email?status=scheduled&after=" + cursor_of('["0001-01-01T00:00:00+14:00", "1"]'), 400),
     ("/queue/page?after=" + cursor_of('["\\u0000"]'), 400),
+    ("/queue/page?after=" + cursor_of("[null]"), 400),
+    ("/queue/email?status=scheduled&before=" + cursor_of("[null, null]"), 400),
     ("/queue/email?since=0001-01-01T00:00%2B14:00", 400),
     ("/queue/email?until=9999-12-31T23:59:59-14:00", 400),
     ("/queue/email?older=99999w", 400),
