@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from bench.baselines import raw_connection
 from bench.tests.command import bench
-from sqlqueue.evaluation import support as command
+from sqlqueue.evaluation import support
 from sqlqueue.evaluation.support import connect
 
 
@@ -105,7 +105,7 @@ def test_progress_is_shown_without_a_terminal(tmp_path: Path, monkeypatch: pytes
     sizes = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
     arguments = ("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", *sizes)
     assert bench(*arguments).stderr == ""
-    monkeypatch.setattr(command, "SILENCE", 0)
+    monkeypatch.setattr(support, "SILENCE", 0)
     said = bench(*arguments).stderr.splitlines()
     assert said[0] == "enqueue: round 1 of 1, 1 process(es), one by one, a commit each: pysqlite by hand"
 

@@ -1,4 +1,4 @@
-"""Output of the commands: tables for people, JSON for programs."""
+"""What the commands share: options and their parsers; output, as tables for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,21 @@ from ..operations import text_values
 from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
 
-# -- output of the commands: tables for people, JSON for programs -----------------------------------------------------
+# -- options of several commands, and parsers of their values ---------------------------------------------------------
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def age(text: str) -> timedelta:
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
+    try:
+        return text_values.age(text)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error
+
+
+# -- tables and messages for people, JSON for programs ----------------------------------------------------------------
 
 
 def print_json(value: object) -> None:
@@ -160,14 +171,3 @@ def confirm(what: str, *, yes: bool) -> None:
         complain(f"sqlqueue: this would {what}, and there is no terminal to confirm it: use --yes")
         raise typer.Exit(2)
     typer.confirm(readable(f"{what[:1].upper()}{what[1:]}?"), abort=True, err=True)
-
-
-# -- parsers of typer options -----------------------------------------------------------------------------------------
-
-
-def age(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
-    try:
-        return text_values.age(text)
-    except ArgumentError as error:
-        raise refusal(str(error)) from error

@@ -87,12 +87,12 @@ def set_limit(
             names = ", ".join(spec.entity.__name__ for spec in specs)
             raise refusal(f"{target} has {len(specs)} queues with limits: use --queue with one of {names}")
         (spec,) = specs
-        before = transact(url, lambda session: _limit(session, spec, key))
+        before = transact(url, lambda session: _limit_of(session, spec, key))
         if number == 0 and (before is None or before.limit):
             confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
         elif before is None:
             confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
-        after = transact(url, lambda session: _set(session, spec, key, number))
+        after = transact(url, lambda session: _change_limit(session, spec, key, number))
     if as_json:
         print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
     else:
@@ -109,12 +109,12 @@ def _limited(target: str, name: str | None) -> list[QueueSpec]:
     return limited
 
 
-def _set(session: Session, spec: QueueSpec, key: str, number: int) -> Limit:
+def _change_limit(session: Session, spec: QueueSpec, key: str, number: int) -> Limit:
     operations.set_limit(session, spec.entity, key, number)
-    return _limit(session, spec, key) or Limit(key, number, 0)
+    return _limit_of(session, spec, key) or Limit(key, number, 0)
 
 
-def _limit(session: Session, spec: QueueSpec, key: str) -> Limit | None:
+def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
     return next((each for each in operations.limits(session, spec.entity) if each.key == key), None)
 
 
@@ -154,7 +154,7 @@ def pause(
     with refusals("pause"):
         spec = queue_of(target, queue)
         who = _account() if by is None else by
-        changed = _change(
+        changed = _change_pause(
             url,
             spec,
             topic,
@@ -178,26 +178,28 @@ def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None
     """
     with refusals("resume"):
         spec = queue_of(target, queue)
-        changed = _change(
+        changed = _change_pause(
             url, spec, topic, lambda session: pausing.resume(session, spec.entity, topic), as_json=as_json
         )
     if not as_json and not changed:
         say("It was not paused.")
 
 
-def _change(url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, as_json: bool) -> bool:
+def _change_pause(
+    url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, as_json: bool
+) -> bool:
     changed, found = transact(url, lambda session: (change(session), pausing.paused(session, spec.entity)))
     if as_json:
         print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
     else:
         for each in found:
-            say(_described(spec, each))
+            say(_pause_text(spec, each))
         if not found:
             say(f"{spec.entity.__name__} is not paused.")
     return changed
 
 
-def _described(spec: QueueSpec, found: Pause) -> str:
+def _pause_text(spec: QueueSpec, found: Pause) -> str:
     what = spec.entity.__name__ if found.topic is None else f"{spec.entity.__name__}, topic {found.topic},"
     why = f": {found.reason}" if found.reason else ""
     return readable(f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}.")
@@ -278,7 +280,7 @@ def workers(
         facts = {"workers": [_worker_facts(each) for each in found], "unserved": tables}
         print_json(facts if told is None else {**facts, "told": told})
     else:
-        _show(found, tables, told)
+        _show_workers(found, tables, told)
 
 
 def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
@@ -291,25 +293,26 @@ def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None
             return operations.set_concurrency(session, base, number, worker)
 
 
-def _show(found: list[WorkerInfo], unserved: list[str], told: int | None) -> None:
+def _show_workers(found: list[WorkerInfo], unserved: list[str], told: int | None) -> None:
     if told is not None:
         say(f"The command was sent to {told} worker{'s' * (told != 1)}.")
     if found:
         headings = ["Worker", "busy", "slots", "MiB", "state", "seen", "started", "version", "serves"]
-        print_table(headings, [_line(each) for each in found], numbers=3)
+        print_table(headings, [_worker_row(each) for each in found], numbers=3)
     else:
         say("No worker is registered.")
     for table in unserved:
         say(f"No live worker serves {table}.")
 
 
-def _line(each: WorkerInfo) -> list[object]:
+def _worker_row(each: WorkerInfo) -> list[object]:
     memory = None if each.memory is None else each.memory // 2**20
     serves = ", ".join(dict.fromkeys(handler.queue for handler in each.handlers))
-    return [each.name, each.busy, each.slots, memory, _state(each), each.seen_at, each.started_at, each.version, serves]
+    state = _worker_state(each)
+    return [each.name, each.busy, each.slots, memory, state, each.seen_at, each.started_at, each.version, serves]
 
 
-def _state(each: WorkerInfo) -> str:
+def _worker_state(each: WorkerInfo) -> str:
     if not each.is_live:
         return "dead"
     return "live" if each.command is None else f"{each.command.value} requested"

@@ -23,103 +23,9 @@ from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .requests import Query, RequestedAction, checked, permitted, requested_action
 from .site import CAP, Change, links_of, respond, site_of, viewer_of
 
-# -- the fields of a form that a browser has sent ---------------------------------------------------------------------
-
-LARGEST = 1_000_000
-"""Maximum bytes of a form; selecting a whole page of tasks takes far fewer."""
-_DIGITS = 18
-
-
-def whole_number(text: str) -> int:
-    """Return the number in a field of a form; 400 if there is none."""
-    if not text.isdecimal() or len(text) > _DIGITS:
-        raise HTTPException(400, f"{text[:_DIGITS]!r} is not a whole number of reasonable size.")
-    return int(text)
-
-
-async def fields_of(request: Request) -> MultiDict:
-    """Return the fields of a form; 413 if it is too large, 400 if it is not a form."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST:
-            raise HTTPException(413, "This form is too large.")
-    try:
-        return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10_000))
-    except ValueError as error:
-        raise HTTPException(400, "This is not a form.") from error
-
-
-# -- commands for workers, which are confirmed, checked for permission and logged like actions on queues --------------
+# -- actions on queues and tasks: each is confirmed, checked for permission, logged, and carried out ------------------
 
 logger = logger_of("sqlqueue.dashboard")
-FEW = 5
-"""The maximum number of worker names in a log line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCommand:
-    """A command, and the workers to send it to."""
-
-    action: Action
-    worker: str | None
-    """The ``id`` of one worker; ``None`` for all."""
-    number: str
-    """The number of calls at a time, as entered; if empty, as many as the handlers were registered with."""
-
-
-async def confirm_command(request: Request) -> Response:
-    """Show which workers would receive a command, and the form that sends it."""
-    command = _command(request, request.query_params)
-    return respond(request, "command.html", command=command, told=await _concerned(request, command))
-
-
-async def send_command(request: Request) -> Response:
-    """Send the command of a confirmed form to workers, and redirect to the page of workers."""
-    command = _command(request, await fields_of(request))
-    site, viewer = site_of(request), viewer_of(request)
-    told = await _concerned(request, command)
-    logger.info("%s: %s", viewer.name, _command_text(command, told))
-    if not await site.change(_sending(command, site.target)):
-        raise HTTPException(409, "This worker is no longer live.")
-    return RedirectResponse(links_of(request)("workers"), 303)
-
-
-def _command(request: Request, fields: Query) -> WorkerCommand:
-    """Return the requested command; 400 if the request names neither a worker nor all of them."""
-    action = permitted(request, ON_WORKERS)
-    worker = fields.get("worker", "").strip() or None
-    if worker is None and fields.get("scope") != "all":
-        raise HTTPException(400, "Select a worker first.")
-    return WorkerCommand(action=action, worker=worker, number=fields.get("number", "").strip())
-
-
-async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
-    """Return the live workers that would receive a command."""
-    site = site_of(request)
-    found = await site.database.run(site.time_limited(lambda session: workers(session, site.target), site.first))
-    return [each for each in found if each.is_live and command.worker in (None, each.id)]
-
-
-def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
-    match command.action:
-        case Action.DRAIN_WORKERS:
-            return lambda session: drain_workers(session, target, command.worker)
-        case Action.STOP_WORKERS:
-            return lambda session: stop_workers(session, target, command.worker)
-    number = whole_number(command.number) if command.number else None
-    return lambda session: set_concurrency(session, target, number, command.worker)
-
-
-def _command_text(command: WorkerCommand, told: list[WorkerInfo]) -> str:
-    names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
-    number = f" {command.number or 'as registered'}" if command.action is Action.SET_CONCURRENCY else ""
-    return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none is live'}")
-
-
-# -- actions of viewers: each is confirmed, checked for permission, logged, and carried out by the library's
-#    operations
-
 LONGEST_NAME = 128
 
 
@@ -226,3 +132,96 @@ def _action_text(what: RequestedAction) -> str:
     tasks = f"{', '.join(what.keys[:5])}{' …' if len(what.keys) > 5 else ''}" if what.keys else f"{what.filter.query}"  # noqa: PLR2004
     reason = f": {what.text('reason')}" if what.text("reason") else ""
     return readable(f"{what.action} {name} {tasks or 'all'}{reason}")
+
+
+# -- commands for workers, which are confirmed, checked for permission and logged like actions on queues --------------
+
+FEW = 5
+"""The maximum number of worker names in a log line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCommand:
+    """A command, and the workers to send it to."""
+
+    action: Action
+    worker: str | None
+    """The ``id`` of one worker; ``None`` for all."""
+    number: str
+    """The number of calls at a time, as entered; if empty, as many as the handlers were registered with."""
+
+
+async def confirm_command(request: Request) -> Response:
+    """Show which workers would receive a command, and the form that sends it."""
+    command = _command(request, request.query_params)
+    return respond(request, "command.html", command=command, told=await _concerned(request, command))
+
+
+async def send_command(request: Request) -> Response:
+    """Send the command of a confirmed form to workers, and redirect to the page of workers."""
+    command = _command(request, await fields_of(request))
+    site, viewer = site_of(request), viewer_of(request)
+    told = await _concerned(request, command)
+    logger.info("%s: %s", viewer.name, _command_text(command, told))
+    if not await site.change(_sending(command, site.target)):
+        raise HTTPException(409, "This worker is no longer live.")
+    return RedirectResponse(links_of(request)("workers"), 303)
+
+
+def _command(request: Request, fields: Query) -> WorkerCommand:
+    """Return the requested command; 400 if the request names neither a worker nor all of them."""
+    action = permitted(request, ON_WORKERS)
+    worker = fields.get("worker", "").strip() or None
+    if worker is None and fields.get("scope") != "all":
+        raise HTTPException(400, "Select a worker first.")
+    return WorkerCommand(action=action, worker=worker, number=fields.get("number", "").strip())
+
+
+async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
+    """Return the live workers that would receive a command."""
+    site = site_of(request)
+    found = await site.database.run(site.time_limited(lambda session: workers(session, site.target), site.first))
+    return [each for each in found if each.is_live and command.worker in (None, each.id)]
+
+
+def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
+    match command.action:
+        case Action.DRAIN_WORKERS:
+            return lambda session: drain_workers(session, target, command.worker)
+        case Action.STOP_WORKERS:
+            return lambda session: stop_workers(session, target, command.worker)
+    number = whole_number(command.number) if command.number else None
+    return lambda session: set_concurrency(session, target, number, command.worker)
+
+
+def _command_text(command: WorkerCommand, told: list[WorkerInfo]) -> str:
+    names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
+    number = f" {command.number or 'as registered'}" if command.action is Action.SET_CONCURRENCY else ""
+    return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none is live'}")
+
+
+# -- the fields of a form that a browser has sent ---------------------------------------------------------------------
+
+LARGEST = 1_000_000
+"""Maximum bytes of a form; selecting a whole page of tasks takes far fewer."""
+_DIGITS = 18
+
+
+def whole_number(text: str) -> int:
+    """Return the number in a field of a form; 400 if there is none."""
+    if not text.isdecimal() or len(text) > _DIGITS:
+        raise HTTPException(400, f"{text[:_DIGITS]!r} is not a whole number of reasonable size.")
+    return int(text)
+
+
+async def fields_of(request: Request) -> MultiDict:
+    """Return the fields of a form; 413 if it is too large, 400 if it is not a form."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST:
+            raise HTTPException(413, "This form is too large.")
+    try:
+        return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10_000))
+    except ValueError as error:
+        raise HTTPException(400, "This is not a form.") from error

@@ -302,22 +302,22 @@ class QueueFigures:
 
 async def show_outboxes(request: Request) -> Response:
     """Show how far behind each relay is."""
-    return await _show(request, "outbox.html", "message_key")
+    return await _show_kind(request, "outbox.html", "message_key")
 
 
 async def show_pipelines(request: Request) -> Response:
     """Show how many tasks are in each stage, and in which state."""
-    return await _show(request, "pipelines.html", "stage")
+    return await _show_kind(request, "pipelines.html", "stage")
 
 
-async def _show(request: Request, template: str, role: str) -> Response:
+async def _show_kind(request: Request, template: str, role: str) -> Response:
     site = site_of(request)
     specs = [spec for spec in site.queues.values() if role in spec.columns]
-    found = await site.read_each(template, _read_kinds, specs)
+    found = await site.read_each(template, _read_figures, specs)
     return respond(request, template, queues=found, states=list(Status))
 
 
-def _read_kinds(session: Session, spec: QueueSpec) -> QueueFigures:
+def _read_figures(session: Session, spec: QueueSpec) -> QueueFigures:
     return QueueFigures(
         name=spec.table.fullname,
         model=spec.entity.__name__,
@@ -423,7 +423,7 @@ async def show_workers(request: Request) -> Response:
 
 COUNTED = 20_000
 """The maximum number of tasks counted in each group of states."""
-LIFETIME = 15.0
+METRICS_LIFETIME = 15.0
 """Seconds for which figures are reused: the interval at which workers count their queues."""
 
 
@@ -435,7 +435,7 @@ async def show_metrics(request: Request) -> Response:
 
     site = site_of(request)
     queues = site.queues
-    found = await site.read_each("metrics", _gauges, list(queues.values()), lifetime=LIFETIME)
+    found = await site.read_each("metrics", _gauges, list(queues.values()), lifetime=METRICS_LIFETIME)
     return Response(queue_exposition(dict(zip(queues, found, strict=True))), media_type=TEXT)
 
 

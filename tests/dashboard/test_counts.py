@@ -64,7 +64,6 @@ def test_dead_letters_that_were_not_found_are_not_shown_as_a_problem(
 ) -> None:
     assert 'class="bad"' in cells(app.get("/").text, "email")[5]
     monkeypatch.setattr("sqlqueue.dashboard.pages.CAP", 2)
-    monkeypatch.setattr("sqlqueue.dashboard.pages.CAP", 2)
     with sessions.begin() as session:
         session.execute(delete(Email).where(Email.status == "discarded"))
         session.execute(update(Event.__table__).values(status="completed", finished_at=utcnow()))

@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, AsyncQueueSession
 from sqlqueue.dashboard import Dashboard
-from sqlqueue.dashboard import data as snapshots
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.serving import ERROR, dashboard, register
 
@@ -89,8 +88,10 @@ def test_tasks_by_filter_and_page_by_page(app: TestClient) -> None:
 
 
 def test_viewers_share_what_is_read(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "TIMES", 1e9)
-    monkeypatch.setattr(snapshots, "LONGEST", 3_600)  # on a busy machine, seconds can pass between two requests
+    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 1e9)
+    monkeypatch.setattr(
+        "sqlqueue.dashboard.data.LONGEST", 3_600
+    )  # on a busy machine, seconds can pass between two requests
     statements: list[str] = []
     event.listen(sessions.kw["bind"], "before_cursor_execute", lambda *given: statements.append(given[2]))
     with TestClient(dashboard(sessions)) as app:

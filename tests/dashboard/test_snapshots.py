@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.dashboard import data as snapshots
 from sqlqueue.dashboard.data import Snapshots
 
 
@@ -54,7 +53,7 @@ def test_what_took_long_to_read_is_kept_longer() -> None:
 
 @pytest.mark.parametrize("bound", ["TIMES", "LONGEST"])
 def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, bound, 0)
+    monkeypatch.setattr(f"sqlqueue.dashboard.data.{bound}", 0)
 
     async def look(kept: Snapshots, source: Source) -> list[int]:
         return [await kept.get("figures", source.slowly, 0) for _ in range(2)]
@@ -63,7 +62,7 @@ def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch:
 
 
 def test_the_oldest_snapshot_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 2)
+    monkeypatch.setattr("sqlqueue.dashboard.data.MAX_SNAPSHOTS", 2)
 
     async def look(kept: Snapshots, source: Source) -> list[int]:
         return [await kept.get(key, source.quickly, 60) for key in ("a", "b", "c", "c", "b", "a")]
@@ -112,7 +111,7 @@ def test_results_being_read_during_an_action_are_not_shown_to_later_viewers() ->
 
 
 def test_snapshots_that_have_expired_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "TIMES", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 0)
 
     async def look(kept: Snapshots, source: Source) -> set[Any]:
         for key in ("a", "b", "c"):
@@ -123,7 +122,7 @@ def test_snapshots_that_have_expired_are_dropped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_snapshots_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr("sqlqueue.dashboard.data.MAX_CHARACTERS", 100)
 
     async def look(kept: Snapshots, source: Source) -> list[set[Any]]:
         found = []
