@@ -23,8 +23,10 @@ UNREADABLE = "cannot be read: "
 """The beginning of the error of a row that was set aside because it cannot be read."""
 
 
-def error_text(error: BaseException | str) -> str:
+def error_text(error: BaseException | str, end: str = "") -> str:
     """Return ``"TypeName: message"`` for an exception, or the string.  Works even if the exception's ``__str__`` fails.
+
+    ``end`` is appended, and never truncated.
 
     Neither the SQL nor the parameters of a statement are included, see :func:`message_of`.  NUL and lone surrogates,
     which engines reject, are escaped; text that is too long is truncated with an ellipsis.  Raises
@@ -34,10 +36,10 @@ def error_text(error: BaseException | str) -> str:
         raise ArgumentError(f"error={error!r}: give an exception or a string")
     text = error if isinstance(error, str) else _described(error)
     text = storable(text)
-    units = text.encode("utf-16-le")
-    if len(units) <= 2 * _LONGEST:
-        return text
-    return units[: 2 * (_LONGEST - 1)].decode("utf-16-le", "ignore") + "…"
+    units, room = text.encode("utf-16-le"), _LONGEST - len(end)
+    if len(units) <= 2 * room:
+        return text + end
+    return units[: 2 * (room - 1)].decode("utf-16-le", "ignore") + "…" + end
 
 
 def storable(text: str) -> str:

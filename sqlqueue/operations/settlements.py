@@ -33,7 +33,7 @@ from ..queue.history import AttemptOutcome, HistoryOptions
 from ..queue.retries import DEFAULT_RETRY, RetryPolicy, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import LARGEST, Assignment
+from ..sql.changes import LARGEST, Assignment, raised
 from .attempts import Attempt
 from .recording import ABANDONED, Told, Traced, stored_traceback
 
@@ -358,15 +358,22 @@ class Snoozing(Settlement):
     """The error because of which they are postponed, if it was one."""
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        back = handing_back(fence, self.delay)
-        return back if self.text is None else [*back, (fence.spec["error"], self.text)]
+        spec, back = fence.spec, handing_back(fence, self.delay)
+        if self.text is None:
+            return back
+        if fence.only_locked:  # so that the next attempt tells that it follows this one
+            back += [(spec["max_attempts"], raised(spec["max_attempts"])), *fence.written()]
+        return [*back, (spec["error"], self.text)]
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
 
     def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
         back = _handed_back(fence, shown, Status.SCHEDULED)
-        return back if self.text is None else back | {"error": self.text}
+        if self.text is None:
+            return back
+        counted = {"max_attempts": UNKNOWN, **_claimed(fence, shown)} if fence.only_locked else {}
+        return back | {"error": self.text} | counted
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from sqlqueue.worker.handling.jobs import NOT_COUNTED
-from sqlqueue.worker.running.executor import RETURNS, TRIES
+from sqlqueue.worker.handling.jobs import RETURNS
+from sqlqueue.worker.running.executor import TRIES
 from tests.support.harness import Database
 from tests.support.models import Account, Task
 from tests.support.rows import PAST
@@ -63,6 +63,9 @@ def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Work
 
 
 def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:
-    sync_db.insert(Task, [{"id": 1, "error": f"{NOT_COUNTED} ({RETURNS} of {RETURNS}): DBAPIError: it waits"}])
+    sync_db.insert(
+        Task,
+        [{"id": 1, "error": f"DBAPIError: it waits (returned after attempt 0, {RETURNS} of {RETURNS} times in a row)"}],
+    )
     kept_waiting(sync_db, workers, "failed")
     eventually(lambda: statuses(sync_db) == {1: "retryable"})

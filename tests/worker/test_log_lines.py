@@ -149,7 +149,7 @@ def test_an_outage_is_not_held_against_the_task(
     workers.start(worker)
     record = the_end(log)
     assert (record.levelname, record.outcome, record.exc_info) == ("WARNING", "snoozed", None)  # type: ignore[attr-defined]
-    assert record.getMessage().startswith("Task 7: attempt 3/3 failed (TimeoutError: no connection is free)")
+    assert record.getMessage().startswith("Task 7: attempt 3/3 failed (TimeoutError: no connection is free (returned ")
     assert record.getMessage().endswith(", does not count, retry in 10 s")
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, select, text
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import load_only
 
-from sqlqueue.worker.handling.jobs import NOT_COUNTED
-from sqlqueue.worker.running.executor import RETURNS
+from sqlqueue.worker.handling.jobs import RETURNS
 from tests.support.harness import Database
 from tests.support.models import Task
-from tests.support.workers import Workers, eventually, statuses, with_session, without_session
+from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
 
 MOST = 3
 """The maximum number of attempts of a Task."""
@@ -47,8 +48,18 @@ def only_row(db: Database) -> tuple[str, int, int, str | None]:
 
 def returned_before(times: int) -> dict[str, Any]:
     """Return the row of a task that was returned so often, and has one attempt left."""
-    error = f"{NOT_COUNTED} ({times} of {RETURNS}): OperationalError: the last one"
-    return {"id": 1, "attempt": times + MOST - 1, "max_attempts": times + MOST, "error": error}
+    attempt = times + MOST - 1
+    return {
+        "id": 1,
+        "attempt": attempt,
+        "max_attempts": attempt + 1,
+        "error": f"OperationalError: gone{end(attempt, times)}",
+    }
+
+
+def end(attempt: int, times: int) -> str:
+    """Return the end of the error of a task that was returned after this attempt."""
+    return f" (returned after attempt {attempt}, {times} of {RETURNS} times in a row)"
 
 
 @pytest.mark.parametrize(("mode", "session"), MODES)
@@ -62,7 +73,7 @@ def test_an_outage_elsewhere_is_returned_with_its_reason(
     eventually(lambda: statuses(db) == {1: "scheduled"})
     _, attempt, most, error = only_row(db)
     assert most - attempt == MOST, "it counted as an attempt"
-    assert (error or "").startswith(f"{NOT_COUNTED} (1 of {RETURNS}): ")
+    assert (error or "").endswith(end(1, 1))
     assert "Error: " in (error or "")
 
 
@@ -78,17 +89,46 @@ def test_an_outage_elsewhere_counts_after_too_many_returns(
     assert "Error: " in (only_row(db)[3] or "")
 
 
+GONE = f"OperationalError: gone{end(3, RETURNS)}"
+LATER = [
+    ({"attempt": 40, "max_attempts": 41, "error": "ValueError: another one"}, "many attempts were allowed later"),
+    ({"attempt": 4, "max_attempts": 5, "error": GONE}, "another attempt ended otherwise"),
+    ({"attempt": 0, "max_attempts": 3, "error": GONE}, "it is run again"),
+]
+
+
 @pytest.mark.parametrize("mode", ["lease", "lock"])
-def test_only_returns_in_a_row_are_counted(sync_db: Database, workers: Workers, mode: Any) -> None:
-    """A task may have had many more attempts than its model's options say, after ``retry`` or many snoozes."""
-    sync_db.insert(Task, [{"id": 1, "attempt": 40, "max_attempts": 41, "error": "ValueError: another one"}])
+@pytest.mark.parametrize(("row", "why"), LATER)
+def test_only_returns_in_a_row_are_counted(
+    sync_db: Database, workers: Workers, mode: Any, row: dict[str, Any], why: str
+) -> None:
+    sync_db.insert(Task, [{"id": 1, **row}])
     worker = workers.make()
     worker.handler(Task, mode=mode, concurrency=1)(handler(sync_db, session=mode == "lock"))
     workers.start(worker)
     eventually(lambda: statuses(sync_db) == {1: "scheduled"})
     _, attempt, most, error = only_row(sync_db)
-    assert most - attempt == 1
-    assert (error or "").startswith(f"{NOT_COUNTED} (1 of {RETURNS}): ")
+    assert most - attempt == row["max_attempts"] - row["attempt"], "it counted as an attempt"
+    assert (error or "").endswith(end(row["attempt"] + 1, 1)), why
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_returns_are_counted_whatever_is_loaded(sync_db: Database, workers: Workers, mode: Any) -> None:
+    sync_db.insert(Task, [returned_before(RETURNS)])
+    worker = workers.make()
+    options = [load_only(Task.number)]
+    worker.handler(Task, mode=mode, concurrency=1, options=options)(handler(sync_db, session=mode == "lock"))
+    workers.start(worker)
+    eventually(lambda: statuses(sync_db) == {1: "discarded"})
+
+
+def test_the_number_of_returns_is_kept_of_a_long_error(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [returned_before(1)])
+    worker = workers.make()
+    worker.handler(Task, concurrency=1)(raising(sync_db, PoolTimeoutError("x" * 5000), session=False))
+    workers.start(worker)
+    eventually(lambda: statuses(sync_db) == {1: "scheduled"})
+    assert (only_row(sync_db)[3] or "").endswith(f"…{end(MOST + 1, 2)}")
 
 
 @pytest.mark.requires("kill_sql")

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import instance_state
 
 from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
@@ -20,7 +19,7 @@ from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
-from ..handling.jobs import Job
+from ..handling.jobs import Job, load
 from ..handling.outcomes import RELEASED, UNCOUNTED, Outcome, crashed_too_often
 from ..running.executor import Executor
 from ..running.isolated import IsolatedExecutor
@@ -193,10 +192,7 @@ class Fetcher(BaseFetcher):
         tasks = self._matching(session, query, limit)
         if self._context.note_claim(self.handler, session):
             self._poller.refresh()
-        crashes = self.handler.spec.attributes["crashes"]
-        if tasks and crashes in instance_state(tasks[0]).unloaded:  # loader options have deferred it
-            for task in tasks:
-                getattr(task, crashes)
+        load(self.handler.spec, tasks)
         return tasks
 
     def _matching(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:

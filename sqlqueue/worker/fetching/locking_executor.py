@@ -25,7 +25,7 @@ from ...transaction.ledger import has_used
 from ..concurrency.event_loop import in_task
 from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
-from ..handling.jobs import Job
+from ..handling.jobs import Job, load
 from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, plain_failure, write_outcomes
 from ..running.executor import TRIES, Executor, close
 from .context import WorkerContext
@@ -163,7 +163,7 @@ class LockingExecutor(Executor):
         left, has_suspects = deque(tasks), False
         while left and not (transaction.started and (self._runs_one or self._is_stopped)):
             task = left.popleft()
-            getattr(task, self.handler.spec.attributes["crashes"])  # loader options may have deferred it
+            load(self.handler.spec, [task])
             job = Job(self.handler, task)
             if job.crashes >= self.handler.spec.options.max_crashes:
                 transaction.ends[job] = _End(crashed_too_often(job.task, job.crashes))

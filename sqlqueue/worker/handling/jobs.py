@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from sqlalchemy.orm.attributes import instance_dict
+from sqlalchemy.orm.attributes import instance_dict, instance_state
 
 from ..._support.claim import Claim
+from ..._support.error_text import error_text
 from ..._support.exc import ClaimLostError
 from ...operations.attempts import Attempt
 from ...queue.spec import Identity, QueueSpec
@@ -20,9 +21,18 @@ from .handlers import Handler
 
 current: ContextVar[Job] = ContextVar("sqlqueue.job")
 
-NOT_COUNTED = "not counted as an attempt"
-"""The beginning of the error of a task that was handed back because of an error that is not its fault."""
-_RETURNS = re.compile(rf"{NOT_COUNTED} \((\d{{1,9}}) of ")
+RETURNS = 10
+"""The maximum number of times in a row that a task is returned without counting the attempt."""
+_RETURNED = re.compile(r" \(returned after attempt (\d{1,9}), (\d{1,9}) of \d+ times in a row\)\Z")
+
+
+def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
+    """Load what jobs read of the rows of claimed tasks, if loader options have deferred it."""
+    names = [spec.attributes[role] for role in ("crashes", "error")]
+    if tasks and not instance_state(tasks[0]).unloaded.isdisjoint(names):
+        for task in tasks:
+            for name in names:
+                getattr(task, name)
 
 
 class Job:
@@ -82,10 +92,16 @@ class Job:
 
     @property
     def returns(self) -> int:
-        """How often the task was handed back in a row, just before, for errors that do not count as an attempt."""
-        error = self._loaded.get(self.handler.spec.attributes["error"])
-        found = _RETURNS.match(error or "")
-        return int(found[1]) if found else 0
+        """How often the task was returned just before, in one attempt after the other, because of errors that are not
+        its fault.  The error of its row tells, which nothing else removes."""
+        found = _RETURNED.search(self._loaded.get(self.handler.spec.attributes["error"]) or "")
+        return int(found[2]) if found and int(found[1]) == self.claim.attempt - 1 else 0
+
+    def returned(self, error: BaseException) -> str:
+        """Return the text of an error because of which the task is returned once more."""
+        return error_text(
+            error, f" (returned after attempt {self.claim.attempt}, {self.returns + 1} of {RETURNS} times in a row)"
+        )
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""

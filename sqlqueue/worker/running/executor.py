@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from ... import operations
-from ..._support.error_text import error_text
 from ..._support.exc import ArgumentError, ClaimLostError
 from ..._support.json_values import check_json
 from ...dialects.base import Adapter
@@ -31,7 +30,7 @@ from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
-from ..handling.jobs import NOT_COUNTED, Job
+from ..handling.jobs import RETURNS, Job
 from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 from .call_context import CallContext
@@ -39,8 +38,6 @@ from .started import StartedTasks
 
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
-RETURNS = 10
-"""The maximum number of times in a row that a task is returned without counting the attempt, after these calls."""
 
 
 class Executor:
@@ -260,12 +257,10 @@ class Executor:
 
     def uncounted(self, job: Job, error: BaseException) -> Outcome:
         """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all.
-
-        Its text tells how often the task was handed back for such errors in a row.
+        Its text tells how often the task was returned for such errors in a row.
         """
         spec = self.handler.spec
-        text = error_text(f"{NOT_COUNTED} ({job.returns + 1} of {RETURNS}): {error_text(error)}")
-        return Outcome("snoozed", text, delay_after(spec.options.retry, 1, spec.entity.__name__))
+        return Outcome("snoozed", job.returned(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
 
 
 def _refuse_deletion(session: Session, task: Any) -> None:
