@@ -22,23 +22,9 @@ _BEFORE_PARENTHESIS = re.compile(
 _DECLARED = re.compile(r"^\s*(?:TYPE\s+)?(\w+)\s+(?:IS TABLE\b|\w+;)", re.MULTILINE)
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX \S+ ON \S+ ")
 _KEYWORDS = {
-    *(
-        "and",
-        "any",
-        "array",
-        "as",
-        "by",
-        "conflict",
-        "default",
-        "exists",
-        "from",
-        "in",
-        "index",
-        "join",
-        "key",
-        "materialized",
-    ),
-    *("not", "on", "or", "over", "select", "set", "table", "then", "unique", "values", "when", "where", "with"),
+    *("and", "any", "array", "as", "by", "conflict", "default", "exists", "from", "in", "index"),
+    *("join", "key", "materialized", "not", "on", "option", "or", "over", "select"),
+    *("set", "table", "then", "unique", "values", "when", "where", "with"),
 }
 _TYPES = {"char", "datetime", "datetime2", "number", "numeric", "nvarchar", "nvarchar2", "raw", "varchar", "varchar2"}
 _BEFORE_COLUMNS = {"as", "into", "references", "table", "with"}
@@ -79,6 +65,7 @@ def test_all_functions_exist(engine: str) -> None:
         ("INSERT INTO t (a) VALUES (lower(:b))", {"lower"}),
         ("CREATE TABLE t (a VARCHAR(20 CHAR) DEFAULT upper('b'), FOREIGN KEY(a) REFERENCES s (a))", {"upper"}),
         ("CREATE UNIQUE INDEX i ON t (a, f(b))", {"f"}),
+        ("SELECT max(a) FROM t WITH (UPDLOCK) OPTION (MAXDOP 1)", {"max"}),
         ("WITH p (a) AS (SELECT 1) SELECT a FROM p, UNNEST(:q) AS r (b)", {"unnest"}),
         ("SELECT pg_catalog.round(a), char(b), char (10) FROM t", {"round", "char"}),
     ],
