@@ -344,13 +344,17 @@ class Relay(Worker):
             await self._database.end(0)
             await self._database.dispose({self._database.engine(self._outbox.spec)})
 
-    async def _write(self, outcomes: Sequence[tuple[Job, Outcome]]) -> None:
-        """Write the outcomes; a plain failure instead of one that the database does not accept, as a worker does."""
+    async def _write(self, outcomes: Sequence[tuple[Job, Outcome]], *, is_plain: bool = False) -> None:
+        """Write the outcomes; a plain failure instead of one that the database does not accept, as a worker does.
+
+        ``is_plain``: they are such a failure already.
+        """
         settled = [(job.claim, outcome) for job, outcome in outcomes]
         try:
             lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
         except Exception as error:
-            if not adapter_for(self._database.engine(self._outbox.spec).dialect).errors.is_rejection(error):
+            adapter = adapter_for(self._database.engine(self._outbox.spec).dialect)
+            if is_plain or not adapter.errors.is_rejection(error):
                 raise
             if len(outcomes) > 1:
                 for each in outcomes:
@@ -358,10 +362,8 @@ class Relay(Worker):
                 return
             ((job, outcome),) = outcomes
             failure = plain_failure(outcome, error, job.attempt.number)
-            if failure == outcome:
-                raise
             self._reports.finished(job, failure, error)
-            await self._write([(job, failure)])
+            await self._write([(job, failure)], is_plain=True)
             return
         for job, _ in outcomes:
             if job.claim in lost:

@@ -11,7 +11,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import Cancel, Discard, Snooze
 from sqlqueue.outbox import Relay, claim_messages
@@ -86,6 +87,20 @@ def test_an_error_that_the_character_set_of_a_connection_lacks(db: Database) -> 
     assert once(engine, relay) == 1
     assert states(db) == {bad: "discarded"}
     assert count(db, Outgoing, Outgoing.error == "ValueError: 5 \\u20ac") == 1
+
+
+def test_a_failure_that_the_database_rejects_in_ascii_as_well_is_raised(db: Database) -> None:
+    (bad,) = fill(db, "a")
+    engine = db.variant()
+    event.listen(engine.session_engine, "before_cursor_execute", reject_failures)
+    with pytest.raises(DBAPIError, match="no failure is accepted"):
+        once(engine, relay_of(engine, Notes(lambda message: message.id == bad)))
+    assert states(db) == {bad: "running"}
+
+
+def reject_failures(_: Any, __: Any, ___: Any, parameters: object, *____: object) -> None:
+    if "does not answer" in str(parameters):
+        raise DBAPIError(None, None, Exception("no failure is accepted"))
 
 
 def test_a_publisher_does_not_see_what_another_call_has_set(db: Database) -> None:

@@ -138,7 +138,6 @@ def test_the_claiming_block_records_a_traceback(db: Database) -> None:
     assert "sqlqueue/operations" not in attempt.traceback
 
 
-@pytest.mark.requires("sends_long_texts")
 @pytest.mark.requires("narrow_options")
 def test_a_traceback_that_the_character_set_of_a_session_lacks(db: Database) -> None:
     put(db, Parcel())
@@ -153,6 +152,7 @@ def test_a_traceback_that_the_character_set_of_a_session_lacks(db: Database) -> 
     assert (attempt.error, attempt.traceback) == ("ValueError: no stamp", None)
 
 
+@pytest.mark.requires("sends_long_texts")
 def test_long_tracebacks_lose_their_middle(db: Database) -> None:
     put(db, Parcel())
     reason = "first " + "ä\U0001f4e6" * 3_000 + " last"

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import CheckConstraint, Connection, Identity, String, event, select
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConstantBackoff, Discard, QueueMixin, QueueOptions, Retry
+from sqlqueue.worker.running.executor import RETURNS
 from tests.support import tables
 from tests.support.harness import Database
 from tests.support.models import Task
@@ -189,6 +191,22 @@ def test_an_error_that_the_character_set_of_a_session_lacks(db: Database) -> Non
     with db.variant(connect_args=db.case.narrow_options).begin() as session:
         session.fail(session.claim(Task), ValueError(EURO))
     assert count(db, Task, Task.status == "discarded", Task.error == f"ValueError: {ESCAPED}") == 1
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_an_outage_that_does_not_count_does_not_count_then_either(queue: Database, workers: Workers, mode: Any) -> None:
+    fill(queue, "fine")
+    calls: list[int] = []
+
+    def miss(task: Any) -> None:
+        calls.append(task.id)
+        raise PoolTimeoutError(EURO)
+
+    worker = workers.make()
+    worker.handler(Delivery, mode=mode)(with_session(queue, nothing, during=miss))
+    workers.start(worker)
+    eventually(lambda: statuses(queue, Delivery) == {1: "discarded"})
+    assert len(calls) == RETURNS + 1
 
 
 def idle(db: Database, mode: str) -> Any:

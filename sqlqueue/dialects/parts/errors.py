@@ -69,7 +69,14 @@ class Errors(ABC):
     def is_rejection(self, error: BaseException) -> bool:
         """Return whether the server or the driver does not accept a row or a value, so that no retry would succeed."""
         told = as_driver_error(error)
-        return told is not None and not self.is_outage(told) and not self.is_transient(told)
+        # by code, not by class; and a statement that took too long for a driver, which then gave up the connection, is
+        # not at fault
+        return (
+            told is not None
+            and not told.connection_invalidated
+            and not self.is_outage(told)
+            and not self.is_transient(told)
+        )
 
     def is_duplicate(self, error: DBAPIError) -> bool:
         """Return whether a unique key was violated."""

@@ -114,8 +114,11 @@ def plain_failure(outcome: Outcome, error: BaseException, attempt: int) -> Outco
     """Return what to write instead of ``outcome``, which cannot be written because of ``error``.
 
     It is a failure that every database can store, and depends on nothing that the application provides: the text is
-    ASCII, the delay is that of the default policy, and there is no traceback.
+    ASCII, the delay is that of the default policy, and there is no traceback.  An error that does not count as an
+    attempt keeps its delay, and still does not count.
     """
+    if outcome.kind == "snoozed" and outcome.error is not None:
+        return Outcome("snoozed", ascii_text(outcome.error), outcome.delay)
     kind: OutcomeKind = outcome.kind if outcome.kind in _KEPT else "failed"
     text = ascii_text(outcome.error or error_text(error))
     return Outcome(kind, text, DEFAULT_RETRY(attempt) if kind == "failed" else None)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sqlalchemy.exc import DBAPIError
-
 from ...dialects.base import Adapter
 from ...transaction.notifications import channel_of, spread
 from ..concurrency.event_loop import soon
@@ -106,15 +104,8 @@ class Completer:
         self._postpone(locked)
 
     def _passes(self, error: BaseException) -> bool:
-        # by code: the rejection by a trigger or a constraint may be an operational error too, and would never pass
-        if not isinstance(error, DBAPIError):
-            return passes(error, self._adapter)
-        # the worker's own statements are fast: if one took too long for a driver, the task is not at fault
-        return (
-            error.connection_invalidated
-            or self._adapter.errors.is_outage(error)
-            or self._adapter.errors.is_transient(error)
-        )
+        # the rejection by a trigger or a constraint may be an operational error too, and would never pass
+        return passes(error, self._adapter) and not self._adapter.errors.is_rejection(error)
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome, _ in batch]
