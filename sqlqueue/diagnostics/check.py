@@ -62,7 +62,8 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
 
 def verify_schema(connection: Connection, target: Target) -> None:
-    """Raise :class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
+    """Raise :class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need, or
+    has a primary key by which their statements fail.
 
     That includes the tables of slots, of the history, of the workers and of the pauses, if there are models for them.
 
@@ -232,6 +233,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         yield Finding.of(spec, _severity(difference), difference.code, difference.message, fix)
     if live:
         yield from misfits(connection.dialect, spec, live)
+        yield from adapter_for(connection.dialect).server.key_findings(connection, spec)
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):

@@ -166,7 +166,7 @@ class LimitedClaim:
         for some in self._parts(seen):
             where = (self.adapter.keys.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            yield from self.adapter.claims.lock(self.session, pick)
+            yield from self.adapter.claims.lock(self.session, pick, holds=self.lease is FOREVER)
 
     def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
         """Lock other slots of a key, because other transactions have locked some."""
@@ -177,7 +177,7 @@ class LimitedClaim:
         locked: list[Identity] = []
         for step in picks(slots, where, ()):
             if len(locked) < count:
-                locked += self.adapter.claims.lock(self.session, step(count - len(locked)))
+                locked += self.adapter.claims.lock(self.session, step(count - len(locked)), holds=self.lease is FOREVER)
         return locked
 
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:

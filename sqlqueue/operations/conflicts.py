@@ -236,7 +236,10 @@ class Conflicts:
         return False
 
     def _is_late(self, session: Session, same: Criterion, newer: Criterion) -> bool:
-        """Return whether there is such a row and ``newer`` does not hold, in its latest version, which is locked."""
+        """Return whether there is such a row and ``newer`` does not hold, in its latest version, which is locked.
+
+        SQL Server and SQLite have no FOR UPDATE, and read the committed version, or that of this transaction.
+        """
         told = select(case((newer, literal_column("1")), else_=literal_column("0"))).where(same).with_for_update()
         return self.adapter.rows.execute(session, self.spec, self.adapter.keys.by_key(self.spec, told)).scalar() == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +11,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import DropIndex
 
 from sqlqueue import QueueMixin, SchemaMismatchError, verify_schema
+from sqlqueue.diagnostics.check import verify_queues
 from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import OutboxMixin
+from sqlqueue.queue.findings import Finding, Severity
 from tests.check.checking import CLAIM, TABLE, changed, execute, findings, found
-from tests.support.check_models import Base
+from tests.support.check_models import Base, Post
 from tests.support.harness import Database
 
 ALTERED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -38,6 +40,20 @@ def test_a_schema_with_missing_parts_is_reported(healthy: Database, name: str) -
             verify_schema(connection, Base)
         assert not connection.in_transaction()
     assert len(mismatch.value.differences) == 1
+
+
+def test_a_primary_key_by_which_statements_fail_keeps_workers_from_starting(
+    healthy: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = adapter_for(healthy.session_engine.dialect).server
+
+    def broken(_: Any, spec: Any) -> Iterator[Finding]:
+        yield Finding.of(spec, Severity.ERROR, "key-index", "no statement finds a task by key", "declare the key")
+
+    monkeypatch.setattr(server, "key_findings", broken)
+    assert found(healthy) == {("error", "key-index")}
+    with healthy.session_engine.connect() as connection, pytest.raises(SchemaMismatchError, match="by key"):
+        verify_queues(connection, [Post.__queue_spec__])
 
 
 OTHERWISE: dict[str, tuple[Callable[[Table], None], str]] = {

@@ -83,6 +83,7 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
         for model in (Task, Document, Outgoing, Report):
             with suppress(ResourceClosedError):
                 list(adapter.server.table_findings(connection, model.__queue_spec__))
+                list(adapter.server.key_findings(connection, model.__queue_spec__))
         adapter.server.missing_privileges(connection, spec, live)
         adapter.schema.descending(connection, spec.table, [])
         adapter.schema.unusable(connection, spec.table)

@@ -81,7 +81,10 @@ def test_the_edition_is_queried_if_the_version_does_not_tell(version: tuple[int,
 
 SNAPSHOTS, NO_ROWS = ("sys.databases", ("my shop", True, False)), ("referencing_entities",)
 STATE = "databasepropertyex"
-TABLE = (NO_ROWS, ("allow_row_locks",), ("objectproperty(object_id", (1,)), ("has_perms_by_name", (1,)))
+TABLE = (
+    *(NO_ROWS, ("allow_row_locks",), ("objectproperty(object_id", (1,)), ("has_perms_by_name", (1,))),
+    *(("is_primary_key", (1, "pk")), ("collation_name",)),
+)
 
 
 def found(
@@ -94,7 +97,12 @@ def found(
         answering(engine, part, *rows)
     with engine.connect() as connection:
         server = adapter_for(engine.dialect).server
-        findings = server.findings(connection) if of is None else server.table_findings(connection, of.__queue_spec__)
+        spec = None if of is None else of.__queue_spec__
+        findings = (
+            [*server.findings(connection)]
+            if spec is None
+            else [*server.table_findings(connection, spec), *server.key_findings(connection, spec)]
+        )
         return [(finding.severity, finding.code, finding.message, finding.fix) for finding in findings]
 
 
@@ -198,28 +206,57 @@ class Unnamed(QueueMixin, Own):
 def test_a_primary_key_that_hints_do_not_name(model: Any, index: tuple[int, str], severity: str | None) -> None:
     findings = found(("is_primary_key", index), of=model)
     assert [(each, code) for each, code, *_ in findings] == ([] if severity is None else [(severity, "key-index")])
+    number = "307 or 8622" if model is Task else "308"
+    assert all(severity == "warning" or f"(error {number})" in message for _, _, message, _ in findings)
     for *_, fix in findings:
         assert fix.endswith("PrimaryKeyConstraint('id', name='pk', mssql_clustered=False)")
 
 
 @pytest.mark.parametrize(
-    ("model", "fixes"),
+    ("model", "number", "fixes"),
     [
-        (Task, ["ALTER TABLE task ADD PRIMARY KEY CLUSTERED (id)"]),
-        (Heap, ["ALTER TABLE heap ADD CONSTRAINT [Key of heap] PRIMARY KEY NONCLUSTERED (id)"]),
-        (Unnamed, []),
+        (Task, 307, ["ALTER TABLE task ADD PRIMARY KEY CLUSTERED (id)"]),
+        (Heap, 308, ["ALTER TABLE heap ADD CONSTRAINT [Key of heap] PRIMARY KEY NONCLUSTERED (id)"]),
+        (Unnamed, 0, []),
     ],
 )
-def test_a_table_without_the_primary_key_that_hints_name(model: Any, fixes: list[str]) -> None:
+def test_a_table_without_the_primary_key_that_hints_name(model: Any, number: int, fixes: list[str]) -> None:
     findings = found(("is_primary_key",), of=model)
+    assert all(f"(error {number})" in message for _, _, message, _ in findings)
     assert [code for _, code, *_ in findings] == ["key-index"] * len(fixes)
     assert [fix for *_, fix in findings] == fixes
 
 
-def test_narrow_keys_cannot_be_sought_with_pymssql() -> None:
+def test_narrow_keys_are_not_looked_up_by_index_with_pymssql() -> None:
     """It writes every text as a literal N'...'; text keys of the library are NVARCHAR."""
-    assert [code for _, code, *_ in found(of=Seat, driver="pymssql")] == ["narrow-key"]
-    assert found(of=Slot, driver="pymssql") == found(of=Task, driver="pymssql") == found(of=Seat) == []
+    own, windows = "SQL_Latin1_General_CP1_CI_AS", "Latin1_General_100_CI_AS"
+
+    def codes(model: Any, column: str, collation: str, driver: str) -> list[str]:
+        answers = (("collation_name", (column, collation)), ("databasepropertyex", (collation,)))
+        return [code for _, code, *_ in found(*answers, of=model, driver=driver)]
+
+    assert codes(Seat, "line", own, "pymssql") == ["narrow-key"]
+    # from a wide text, the server derives a range of an index in a collation of Windows
+    assert codes(Seat, "line", windows, "pymssql") == codes(Seat, "line", own, "pyodbc") == []
+    assert codes(Slot, "slot_key", "Latin1_General_100_BIN2", "pymssql") == []
+
+
+@pytest.mark.parametrize(
+    ("model", "column", "collation", "codes"),
+    [
+        (Slot, "slot_key", "Latin1_General_100_BIN2", []),
+        (Slot, "slot_key", "Latin1_General_CI_AS", ["key-collation"]),
+        (Seat, "line", "Latin1_General_CI_AS", []),
+        (Seat, "line", "Latin1_General_BIN2", ["key-collation"]),
+        (Document, "id", "Latin1_General_CI_AS", []),
+    ],
+)
+def test_columns_of_keys_with_another_collation(model: Any, column: str, collation: str, codes: list[str]) -> None:
+    """Tables of values have the declared collation, or that of the database; a single column has none of them."""
+    answers = (("collation_name", (column, collation)), ("databasepropertyex", ("Latin1_General_CI_AS",)))
+    findings = found(*answers, of=model)
+    assert [code for _, code, *_ in findings] == codes
+    assert all(f"has the collation {collation} instead of Latin1_General_" in message for _, _, message, _ in findings)
 
 
 @pytest.mark.parametrize(("model", "codes"), [(Report, ["missing-privilege"]), (Chore, []), (Task, [])])

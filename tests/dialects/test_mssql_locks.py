@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import (
@@ -30,11 +31,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql.keys import seek_by_key
+from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.sql.changes import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Mail, Seat, Slot, Task
+from tests.support.models import Mail, Seat, Slot, Task, Visit
 
 TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
@@ -208,6 +210,31 @@ def test_keys_of_several_columns_are_looked_up_in_a_table_of_values() -> None:
     # the values must not get the database's collation
     exact = "(VALUES (:slot_key_1 COLLATE Latin1_General_100_BIN2, :slot_number_1), (:slot_key_2 COLLATE Latin1"
     assert exact in str(keys.key_in(slots, [("a", 1), ("b", 2)]).compile(dialect=dialect))
+
+
+def test_claims_are_compared_with_tables_of_values_for_composite_keys_only(sent: dict[str, str]) -> None:
+    """A list of keys of one column is sought already; the OR of attempts and tokens beside it need not be."""
+    assert [name for name in ("Task.complete(many)", "Task.heartbeat") if "VALUES" in sent[f"{name} 1"]] == []
+    assert sent["Seat.complete(many) 1"].count("VALUES") == 2
+
+
+def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
+    """That costs two statements."""
+    engine, log = recording_engine(*ENGINES["mssql"])
+    spec, take = Visit.__queue_spec__, cast("Any", None)
+
+    def savepoints(lease: timedelta | None) -> int:
+        log.clear()
+        with QueueSession(engine) as session:
+            session.claim(Task, Task.number > 1, lease=lease)
+            LimitedClaim(session, adapters()["mssql"], spec, take, lease)._lock({"x": 1})
+        assert sum("UPDLOCK" in sql for sql in log) == 2
+        saved = [number for number, sql in enumerate(log) if sql.startswith("SAVE TRANSACTION")]
+        assert all("UPDLOCK" in log[number + 1] for number in saved)
+        return len(saved)
+
+    assert savepoints(timedelta(minutes=1)) == 0
+    assert savepoints(None) == 2
 
 
 def test_writes_name_their_index_in_a_from_clause() -> None:

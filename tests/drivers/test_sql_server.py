@@ -44,7 +44,7 @@ def error_of(failure: Answer) -> tuple[Adapter, DBAPIError]:
         pytest.param((596, 6005, 17142, 18401, 17809), "outage", id="maintenance"),
         pytest.param((3906, 9002, 1105), "outage", id="read-only or full"),
         pytest.param((4060, 40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920), "outage", id="Azure"),
-        pytest.param((10936, 40143, 40540, 4221, 42108, 42109), "outage", id="Azure, not available"),
+        pytest.param((10936, 40143, 40540, 4221), "outage", id="Azure, not available"),
         pytest.param((40549, 40550, 40551, 40552, 40553), "outage", id="Azure, session ended"),
         # syntax, no such object, duplicate, foreign key, conversion, raised by the application
         pytest.param((102, 208, 2627, 547, 245, 50000), "neither", id="its own"),

@@ -78,7 +78,7 @@ class FormerOracle(Oracle):
 
 
 class FormerOracleClaims(OracleClaims):
-    def lock(self, session: Any, pick: Any) -> list[Any]:
+    def lock(self, session: Any, pick: Any, *, holds: bool = False) -> list[Any]:
         rows, locking = self.rows, self.rows.locking
         found = rows.keys(session, pick.spec, locking.looking(pick, *pick.spec.primary_key))
         free = select(*pick.spec.primary_key).where(*pick.state, *pick.where, locking.keys.key_in(pick.spec, found))

@@ -75,7 +75,8 @@ class Server:
         del self.open[name]
 
     def _save(self, transaction: Transaction, statement: SavepointClause | RollbackToSavepointClause) -> None:
-        """Save the state of a savepoint; a rollback to it releases the later locks:
+        """Save the state of a savepoint; a rollback to it releases the later locks, but keeps the modes of earlier ones
+        (on SQL Server, "except for escalated and converted locks"):
         https://www.postgresql.org/docs/current/explicit-locking.html,
         https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql and *ROLLBACK*
         of Oracle's *SQL Language Reference*.  On InnoDB the library never rolls back to a savepoint.

@@ -7,7 +7,8 @@
   https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
 - Without UPDLOCK, an UPDATE checks its criteria "row by row in a scan by first taking an update (U) row lock. If the
   predicate is satisfied, an exclusive (X) row lock is taken [..] and held until the end of transaction": the U lock on
-  a row that does not match is assumed to be released, which no document says.
+  a row that does not match is released: "If the row is not updated, the scan releases the row and the lock".
+  https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-updates
   https://learn.microsoft.com/en-us/sql/relational-databases/performance/optimized-locking
 - A plain SELECT takes S locks on what it reads, one after the other, unless READ_COMMITTED_SNAPSHOT is on: then it
   reads committed data.

@@ -49,6 +49,12 @@ class SQLServerThatEscalates(SQLServer):
     MANY: ClassVar[int] = 2
     """At least 5,000 of one statement on a server."""
 
+    def _save(self, transaction: Transaction, statement: Any) -> None:
+        escalated = [each for each in self.locks.of(transaction) if each[1] == "table"]
+        super()._save(transaction, statement)
+        for each in escalated:  # a rollback to a savepoint does not release it
+            self.locks.take(transaction, each, Mode.EXCLUSIVE)
+
     def lock(self, transaction: Transaction, resource: Resource, mode: Mode, *, skips: bool = False) -> bool:
         table = _table_of(resource)
         whole: Resource = (table, "table")

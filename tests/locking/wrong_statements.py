@@ -10,6 +10,7 @@ from sqlalchemy import Select
 
 from sqlqueue.dialects.base import Adapter
 from sqlqueue.dialects.mssql import SQLServer
+from sqlqueue.dialects.mssql.claims import SQLServerClaims
 from sqlqueue.dialects.mssql.keys import SQLServerKeys
 from sqlqueue.dialects.mssql.locking import SQLServerLocking
 from sqlqueue.dialects.mysql import MySQL
@@ -18,6 +19,7 @@ from sqlqueue.dialects.mysql.keys import MySQLKeys
 from sqlqueue.dialects.mysql.locking import MySQLLocking
 from sqlqueue.dialects.oracle import Oracle
 from sqlqueue.dialects.oracle.claims import OracleKeys, OracleLocking
+from sqlqueue.dialects.parts.claims import Claims
 from sqlqueue.dialects.parts.keys import Keys
 from sqlqueue.dialects.parts.locking import Locking, skip_locked
 from sqlqueue.dialects.parts.rows import Rows
@@ -62,10 +64,11 @@ class UnnamedIndexSQLServerKeys(SQLServerKeys):
         return _without_key_hint(super().by_key(spec, statement))
 
 
-class ClingingSQLServer(SQLServerLocking):
+class ClingingSQLServerClaims(SQLServerClaims):
     """Keeps locks on rows that are selected by key and do not match."""
 
-    keeps_others = False
+    def lock(self, session: Any, pick: Any, *, holds: bool = False) -> list[Any]:
+        return super().lock(session, pick)
 
 
 class LockingEntriesSQLServer(SQLServerLocking):
@@ -135,6 +138,11 @@ def _locking(adapter: Adapter, locking: Locking) -> Adapter:
     return adapter
 
 
+def _claiming(adapter: Adapter, claims: type[Claims]) -> Adapter:
+    adapter.claims = claims(adapter.rows)
+    return adapter
+
+
 def _inserting(adapter: Adapter, inserts: type[MySQLInserts]) -> Adapter:
     adapter.inserts = inserts(adapter.product)
     return adapter
@@ -144,7 +152,7 @@ WRONG: dict[str, Adapter] = {
     "WaitingSQLServer": _locking(SQLServer(), WaitingSQLServer(SQLServerKeys())),
     "ScanningSQLServer": _locking(SQLServer(), ScanningSQLServer(ScanningSQLServerKeys())),
     "UnnamedIndexSQLServer": _locking(SQLServer(), UnnamedIndexSQLServer(UnnamedIndexSQLServerKeys())),
-    "ClingingSQLServer": _locking(SQLServer(), ClingingSQLServer(SQLServerKeys())),
+    "ClingingSQLServer": _claiming(SQLServer(), ClingingSQLServerClaims),
     "LockingEntriesSQLServer": _locking(SQLServer(), LockingEntriesSQLServer(SQLServerKeys())),
     "WaitingPostgreSQL": _locking(PostgreSQL(), WaitingPostgreSQL(PostgreSQLKeys())),
     "WaitingOracle": _locking(Oracle(), WaitingOracle(OracleKeys())),

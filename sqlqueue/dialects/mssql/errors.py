@@ -31,8 +31,8 @@ _OUTAGES = (
     *(40197, 40501, 40613, 10928, 10929, 10936, 40143, 40540, 49918, 49919, 49920),
     # Azure SQL: session ended by its age, locks, share of tempdb, of the log or of memory
     *(40549, 40550, 40551, 40552, 40553),
-    # a replica that is still starting; a paused or resuming pool of Azure Synapse
-    *(4221, 42108, 42109),
+    # a replica that is still starting
+    4221,
     # pymssql, with DB-Library's numbers: connection failed, read, write, no socket, unreachable, closed
     *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
 )

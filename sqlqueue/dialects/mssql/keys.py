@@ -20,8 +20,10 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import mssql
+from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
+from sqlalchemy.types import TypeEngine
 
 from ...queue.spec import Criterion, Identity, QueueSpec
 from ..parts.keys import MANY, ByKey, Keys, names_of
@@ -56,7 +58,7 @@ def _compile_as_values(one_of: OneOf, compiler: Any, **kw: Any) -> str:
     first: Any = one_of.clauses[0]
     columns = [equality.left for equality in first.clauses]
     # a parameter in a table of values may have the database's collation, which must not conflict with the column's
-    collations = [getattr(column.type.dialect_impl(compiler.dialect), "collation", None) for column in columns]
+    collations = [collation_of(column.type, compiler.dialect) for column in columns]
     suffixes = [f" COLLATE {collation}" if collation else "" for collation in collations]
 
     def values(row: Any) -> str:
@@ -67,6 +69,12 @@ def _compile_as_values(one_of: OneOf, compiler: Any, **kw: Any) -> str:
     names = ", ".join(f"value_{n}" for n, _ in enumerate(columns, 1))
     terms = (f"{_WANTED}.value_{n} = {compiler.process(column, **kw)}" for n, column in enumerate(columns, 1))
     return f"EXISTS (SELECT 1 FROM (VALUES {rows}) AS {_WANTED} ({names}) WHERE {' AND '.join(terms)})"
+
+
+def collation_of(kind: TypeEngine[Any], dialect: Dialect) -> str | None:
+    """Return the collation that the model declares for columns of this type, if any."""
+    stored: Any = kind.dialect_impl(dialect)
+    return getattr(stored, "collation", None)
 
 
 class SeekingUpdate(Update):
@@ -128,7 +136,10 @@ class SQLServerKeys(Keys):
 
     def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
         pairs = (zip(columns, row, strict=True) for row in rows or ())
-        return OneOf.of([and_(*(column == value for column, value in each)) for each in pairs])
+        found = [and_(*(column == value for column, value in each)) for each in pairs]
+        # the keys are always given as well, and those of a single column are sought already
+        are_composite = sum(getattr(column, "primary_key", False) for column in columns) > 1
+        return OneOf.of(found) if are_composite else or_(*found)
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         # a scan would wait for rows that others have locked

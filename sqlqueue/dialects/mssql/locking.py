@@ -27,9 +27,6 @@ class SQLServerLocking(Locking):
     orders_freely: ClassVar[bool] = False
     # NOCOUNT suppresses the count, and the statements of a trigger add their own
     counts: ClassVar[bool] = False
-    # UPDLOCK keeps locks until the transaction ends, and a rollback to a savepoint releases all later ones:
-    # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql
-    keeps_others: ClassVar[bool] = True
     # a scan waits for rows that others have locked, and about 5,000 locks of one statement escalate to a table lock
     sweeps_by_key: ClassVar[bool] = True
 

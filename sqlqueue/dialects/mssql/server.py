@@ -12,7 +12,7 @@ from ...queue.findings import Finding
 from ...queue.spec import QueueSpec
 from ..parts.server import Server
 from .databases import findings_of_database
-from .tables import findings_of_table, may
+from .tables import findings_of_key, findings_of_table, may
 
 _ALWAYS_NEW = ("5", "8", "12")
 """Editions whose version number is meaningless: Azure SQL Database, Azure SQL Managed Instance, Fabric.
@@ -36,6 +36,9 @@ class SQLServerServer(Server):
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         yield from findings_of_table(connection, spec)
+
+    def key_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        yield from findings_of_key(connection, spec)
 
     def unindexed_reference(self, connection: Connection) -> str | None:
         return "makes the server read all of it, and wait for the rows that others have locked"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, String, Unicode, func, literal, or_, select
+from sqlalchemy import Connection, String, Unicode, cast, func, literal, or_, select
+from sqlalchemy.dialects import mssql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
 from ...queue.findings import Finding, Severity
 from ...queue.spec import QueueSpec
 from ..naming import live_name, plain
-from .keys import index_of_key
-from .schema import INDEXES, is_of, name_of
+from .keys import collation_of, index_of_key
+from .schema import INDEXES, SQLServerSchema, is_of, name_of
 
 
 def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
@@ -42,7 +43,6 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
         )
         fix = f"ALTER INDEX {plain(connection.dialect, index)} ON {name} SET (ALLOW_ROW_LOCKS = ON)"
         yield Finding.of(spec, Severity.ERROR, "no-row-locks", message, fix)
-    yield from _findings_of_key(connection, spec)
     if _sets_identities(spec) and not connection.scalar(select(may(connection, spec, "ALTER"))):
         key = getattr(spec.table.autoincrement_column, "name", None)
         message = (
@@ -56,13 +56,16 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
         yield Finding.of(spec, Severity.WARNING, "missing-privilege", message, fix)
 
 
-def _findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    """Yield the reasons why statements cannot seek rows by primary key."""
+def findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield the reasons why statements that find tasks by primary key fail."""
     is_key = (is_of(connection, spec.table), INDEXES.c.is_primary_key == 1)
     live = connection.execute(select(INDEXES.c.type, INDEXES.c.name).where(*is_key)).first()
     named = index_of_key(spec.table)
     if live is None and named is not None:
-        message = f"{spec.table.fullname} has no primary key: every statement that finds tasks by key fails (error 308)"
+        number = 307 if named == "1" else 308
+        message = (
+            f"{spec.table.fullname} has no primary key: every statement that finds tasks by key fails (error {number})"
+        )
         of = ", ".join(plain(connection.dialect, column.name) for column in spec.primary_key)
         key = "PRIMARY KEY CLUSTERED" if named == "1" else f"CONSTRAINT {named} PRIMARY KEY NONCLUSTERED"
         fix = f"ALTER TABLE {live_name(connection, spec.table)} ADD {key} ({of})"
@@ -79,19 +82,41 @@ def _findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Findin
             yield Finding.of(spec, Severity.WARNING, "key-index", message, fix)
         else:
             what = "is not its clustered index" if named == "1" else f"is not the index {named}"
+            numbers = "error 307 or 8622" if named == "1" else "error 308"
             message = (
                 f"the primary key of {spec.table.fullname} {what}, as the model declares: every statement that"
-                " finds tasks by key fails (errors 308 and 8622)"
+                f" finds tasks by key fails ({numbers})"
             )
             yield Finding.of(spec, Severity.ERROR, "key-index", message, fix)
-    narrow = [column.name for column in spec.primary_key if is_narrow(column.type, connection.dialect)]
+    yield from _findings_of_collations(connection, spec)
+
+
+def _findings_of_collations(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield the columns of the primary key that are converted before they are compared, so that no index is used."""
+    collations = SQLServerSchema().collations(connection, spec.table)
+    live = [(column, text) for column in spec.primary_key if (text := collations.get(column.name))]
+    # of other collations, the server derives a range of the index from the wide text
+    narrow = [each.name for each, text in live if text[:4] == "SQL_" and is_narrow(each.type, connection.dialect)]
     if narrow and connection.dialect.driver == "pymssql":
         message = (
             f"pymssql sends every text as NVARCHAR, and {', '.join(narrow)} in the primary key of"
-            f" {spec.table.fullname} is VARCHAR: rows are converted instead of sought, so statements fail (error 8622)"
+            f" {spec.table.fullname} is VARCHAR with a collation of SQL Server's own: rows are not looked up by index,"
+            " so statements fail (error 8622)"
         )
         fix = "use pyodbc or aioodbc, or make the column NVARCHAR, as Unicode declares it"
         yield Finding.of(spec, Severity.ERROR, "narrow-key", message, fix)
+    if len(spec.primary_key) == 1 or not live:
+        return  # a single column is compared with parameters, in its own collation
+    default = connection.scalar(select(cast(func.databasepropertyex(func.db_name(), "Collation"), mssql.NVARCHAR(128))))
+    for column, collation in live:
+        expected = str(collation_of(column.type, connection.dialect) or default)
+        if expected.lower() != collation.lower():
+            message = (
+                f"{spec.table.fullname}.{column.name} in the primary key has the collation {collation} instead of"
+                f" {expected}: statements that find several tasks by key fail (error 468 or 8622)"
+            )
+            fix = f"declare it in the model, as String(..., collation={collation!r}), or alter the column"
+            yield Finding.of(spec, Severity.ERROR, "key-collation", message, fix)
 
 
 def is_narrow(kind: TypeEngine[Any], dialect: Dialect) -> bool:

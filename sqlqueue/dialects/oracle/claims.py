@@ -67,7 +67,7 @@ class OracleClaims(Claims):
             self.rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
 
-    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
         if not self.rows.locking.is_served(pick):
             return self.rows.lock_seen(session, pick)
         rowids = self._picked(session, pick)

@@ -39,8 +39,11 @@ class Claims:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
-    def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        """Lock the rows of ``pick``; return their primary keys, in order."""
+    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
+        """Lock the rows of ``pick``; return their primary keys, in order.
+
+        ``holds``: the locks are kept as long as a handler runs, so no other row may stay locked.
+        """
         if self.rows.locking.is_served(pick):
             return self.rows.lock_picked(session, pick)
         return self.rows.lock_seen(session, pick)
@@ -57,7 +60,7 @@ class Claims:
         """
         pick, rows = taking.pick, self.rows
         spec, keys = pick.spec, rows.locking.keys
-        identities = self.lock(session, pick)
+        identities = self.lock(session, pick, holds=not taking.assignments)
         for some in keys.batches(spec, identities if taking.assignments else ()):
             count = keys.named_for(spec, len(some))
             make = partial(self._writing, spec, count, taking.assignments)

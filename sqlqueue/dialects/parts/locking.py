@@ -27,11 +27,6 @@ class Locking(ABC):
 
     It then replaces RETURNING, whose result takes the client longer to read.
     """
-    keeps_others: ClassVar[bool] = False
-    """Whether rows that a statement has locked, but does not return, may stay locked.
-
-    A rollback to an earlier savepoint then releases them.
-    """
     sweeps_by_key: ClassVar[bool] = False
     """Whether statements that change any number of rows must first read their keys, and then change them by key."""
 

@@ -47,8 +47,7 @@ class Rows:
     def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
         """Lock the rows of ``pick`` with one statement; return their primary keys, in order."""
         locking = pick.made.get((self, "lock"), lambda: self.locking.picking(pick, *pick.spec.primary_key))
-        found, stay = self._locked(session, pick.spec, partial(self.keys, session, pick.spec, locking), pick.limit)
-        return found if stay else self._lock_keys(session, pick, found, len(found))
+        return self.keys(session, pick.spec, locking)
 
     def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
         """Do the work of :meth:`lock_picked` by primary key: read rows without locks, then lock some until there are
@@ -91,33 +90,17 @@ class Rows:
         while keys and (room := pick.limit - before - len(found)):
             size = min(max(room, self.locking.locked_in_order(pick.spec, keys)), self._keys.most(pick.spec))
             some, keys = keys[:size], keys[size:]
-            found += self._lock_keys(session, pick, some, room)
+            found += self.lock_keys(session, pick, some, room)
         return found
 
-    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
+    def lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
         """Lock the ``keys`` that are not locked and still match, at most ``room``; return them."""
         spec, count = pick.spec, self._keys.named_for(pick.spec, len(keys))
         limit = room if room < len(keys) else None
         make = partial(self._naming, pick, count, limit)
         locking = pick.made.get((self, "name", count, limit), make)
-        lock = partial(self.keys, session, spec, locking, self._keys.key_names(spec, keys))
-        rows, stay = self._locked(session, spec, lock, min(room, len(keys)))
-        locked = set(rows)
-        found = [key for key in keys if key in locked]
-        return found if stay else self._lock_keys(session, pick, found, room)
-
-    def _locked(
-        self, session: Session, spec: QueueSpec, lock: Callable[[], list[Identity]], number: int
-    ) -> tuple[list[Identity], bool]:
-        """Return the rows that ``lock`` returns, and whether they stay locked: fewer than ``number`` are released
-        together with others that it may have locked."""
-        if not self.locking.keeps_others:
-            return lock(), True
-        with session.connection(spec.bind_arguments).begin_nested() as savepoint:
-            found = lock()
-            if len(found) < number:
-                savepoint.rollback()
-        return found, not found or len(found) >= number
+        locked = set(self.keys(session, spec, locking, self._keys.key_names(spec, keys)))
+        return [key for key in keys if key in locked]
 
     def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
         keys = self._keys.keys_named(pick.spec, count)

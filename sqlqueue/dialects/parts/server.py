@@ -91,6 +91,10 @@ class Server(ABC):
         """Yield the engine-specific problems of an existing table."""
         return iter(())
 
+    def key_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        """Yield the reasons why statements that find tasks by primary key fail on an existing table."""
+        return iter(())
+
     def unindexed_reference(self, connection: Connection) -> str | None:
         """Return what the deletion of a row does to a table that refers to it by a foreign key without an index;
         ``None`` if nothing, or if all foreign keys have indexes."""
