@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, MetaData, inspect
@@ -147,8 +147,8 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         return
     of_server = [
         *_of_isolation(connection, adapter),
-        *adapter.server.findings(connection),
-        *adapter.network.findings(connection),
+        *_if_allowed(connection, None, "the state of the server", lambda: adapter.server.findings(connection)),
+        *_if_allowed(connection, None, "the limits of the server", lambda: adapter.network.findings(connection)),
         *_of_driver(connection, adapter),
     ]
     yield from of_server
@@ -163,7 +163,32 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
     beside = list(of_companions(connection, specs[0].table.metadata))
     yield from beside
     if not any(finding.severity is Severity.ERROR for finding in beside):
-        yield from of_workers(connection, specs)
+        yield from _if_allowed(connection, None, "the live workers", lambda: of_workers(connection, specs))
+
+
+def _if_allowed(
+    connection: Connection, spec: QueueSpec | None, subject: str, find: Callable[[], Iterable[Finding]]
+) -> Iterator[Finding]:
+    """Yield what ``find`` finds about ``subject``; a note if this account may not ask the server for it."""
+    adapter = adapter_for(connection.dialect)
+    fragile = adapter.transactions.ends_with_error and adapter.transactions.present_level(connection) != AUTOCOMMIT
+    try:
+        with connection.begin_nested() if fragile else nullcontext():
+            found = list(find())
+    except DBAPIError as error:
+        if not adapter.errors.is_denied(error):
+            raise
+        of, table = ("", None) if spec is None else (f" of {spec.table.fullname}", spec.table.fullname)
+        yield Finding(
+            severity=Severity.NOTE,
+            code="not-checked",
+            message=f"{subject}{of} could not be checked: this account may not ask for it ({error.orig})",
+            fix="nothing, or run the check with an account that may",
+            model=None if spec is None else spec.entity,
+            table=table,
+        )
+    else:
+        yield from found
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
@@ -199,24 +224,38 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         live = _columns(connection, spec)
         yield from _of_schema(connection, spec, live)
         of_queue = {column.name for column in spec.columns.values()}
-        for name in lost_indexes(connection, spec) if live else ():
-            message = f"{spec.table.fullname} has no index {name}, which the model declares"
-            yield Finding.of(spec, Severity.WARNING, MissingIndex.code, message, "create it in a migration")
-        for name in lost_triggers(connection, spec) if live else ():
-            message = f"{spec.table.fullname} has no trigger {name}, which the model declares"
-            fix = "create it in a migration, with op.execute(): autogenerate does not see triggers"
-            yield Finding.of(spec, Severity.WARNING, "missing-trigger", message, fix)
+        parts: dict[str, Callable[[], Iterable[Finding]]] = {}
+        if live:
+            parts["the indexes and triggers"] = lambda: _of_declared(connection, spec)
         if any(column["name"] in of_queue for column in live):
-            yield from adapter.server.table_findings(connection, spec)
-            yield from unindexed_references(connection, adapter, spec)
-            collations = adapter.schema.collations(connection, spec.table)
-            yield from inexact_keys(spec, collations)
-            yield from inexact_primary_keys(spec, collations, adapter.schema.exact_collations)
-            yield from _of_privileges(spec, adapter.server.missing_privileges(connection, spec, live))
+            parts["the settings"] = lambda: adapter.server.table_findings(connection, spec)
+            parts["the references"] = lambda: unindexed_references(connection, adapter, spec)
+            parts["the collations"] = lambda: _of_collations(connection, adapter, spec)
+            parts["the privileges"] = lambda: _of_privileges(
+                spec, adapter.server.missing_privileges(connection, spec, live)
+            )
+        for subject, find in parts.items():
+            yield from _if_allowed(connection, spec, subject, find)
     except DBAPIError as error:
         if not adapter.errors.is_denied(error):
             raise
         yield from _of_privileges(spec, ["all privileges"])
+
+
+def _of_declared(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    for name in lost_indexes(connection, spec):
+        message = f"{spec.table.fullname} has no index {name}, which the model declares"
+        yield Finding.of(spec, Severity.WARNING, MissingIndex.code, message, "create it in a migration")
+    for name in lost_triggers(connection, spec):
+        message = f"{spec.table.fullname} has no trigger {name}, which the model declares"
+        fix = "create it in a migration, with op.execute(): autogenerate does not see triggers"
+        yield Finding.of(spec, Severity.WARNING, "missing-trigger", message, fix)
+
+
+def _of_collations(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
+    collations = adapter.schema.collations(connection, spec.table)
+    yield from inexact_keys(spec, collations)
+    yield from inexact_primary_keys(spec, collations, adapter.schema.exact_collations)
 
 
 def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:

@@ -67,6 +67,7 @@ class CockroachDBLocking(PostgreSQLLocking):
 class CockroachDBTransactions(Transactions):
     """At SERIALIZABLE, the default, the server itself retries statements where possible."""
 
+    ends_with_error: ClassVar[bool] = True
     impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "SERIALIZABLE")
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import DateTime, Engine, Identity, PrimaryKeyConstraint, Text, event, select
 from sqlalchemy.dialects import mssql
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
@@ -170,10 +171,34 @@ def test_a_table_that_was_created_without_ansi_nulls() -> None:
 
 
 def test_an_index_without_row_locks() -> None:
-    ((severity, code, message, fix),) = found(("allow_row_locks", ("my index",)), of=Task)
-    assert (severity, code) == ("error", "no-row-locks")
-    assert "my index" in message
-    assert fix == "ALTER INDEX [my index] ON task SET (ALLOW_ROW_LOCKS = ON)"
+    indexes = ("ix_task_claim", False), ("my index", True), ("report", False)  # the last is not the queue's
+    claims, key = found(("allow_row_locks", *indexes), of=Task)
+    assert [each[:2] for each in (claims, key)] == [("error", "no-row-locks")] * 2
+    assert "ix_task_claim" in claims[2]
+    assert "my index" in key[2]
+    assert key[3] == "ALTER INDEX [my index] ON task SET (ALLOW_ROW_LOCKS = ON)"
+
+
+def test_functions_and_views_are_no_modules_that_write() -> None:
+    engine, _ = engine_of()
+    asked: list[Any] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "referencing_entities" in statement:
+            asked.extend(parameters.values())
+
+    with engine.connect() as connection:
+        list(adapter_for(engine.dialect).server.table_findings(connection, Task.__queue_spec__))
+    assert {"IsView", "IsScalarFunction", "IsInlineFunction", "IsTableFunction"} <= set(asked)
+
+
+@pytest.mark.parametrize("number", [229, 297, 300])
+def test_missing_permissions_are_recognized(number: int) -> None:
+    told = ProgrammingError(
+        "42000", f"[42000] [Microsoft][SQL Server]The permission was denied ({number}) (SQLExecDirectW)"
+    )
+    assert adapter_for(engine_of()[0].dialect).errors.is_denied(DBAPIError(None, None, told))
 
 
 class Own(DeclarativeBase):
@@ -204,7 +229,7 @@ class Unnamed(QueueMixin, Own):
     ],
 )
 def test_a_primary_key_that_hints_do_not_name(model: Any, index: tuple[int, str], severity: str | None) -> None:
-    findings = found(("is_primary_key", index), of=model)
+    findings = found(("sys.indexes.type", index), of=model)
     assert [(each, code) for each, code, *_ in findings] == ([] if severity is None else [(severity, "key-index")])
     number = "307 or 8622" if model is Task else "308"
     assert all(severity == "warning" or f"(error {number})" in message for _, _, message, _ in findings)
@@ -221,7 +246,7 @@ def test_a_primary_key_that_hints_do_not_name(model: Any, index: tuple[int, str]
     ],
 )
 def test_a_table_without_the_primary_key_that_hints_name(model: Any, number: int, fixes: list[str]) -> None:
-    findings = found(("is_primary_key",), of=model)
+    findings = found(("sys.indexes.type",), of=model)
     assert all(f"(error {number})" in message for _, _, message, _ in findings)
     assert [code for _, code, *_ in findings] == ["key-index"] * len(fixes)
     assert [fix for *_, fix in findings] == fixes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import MetaData, Unicode
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import Finding, QueueMixin
@@ -74,7 +76,7 @@ def test_sessions_that_sort_texts_otherwise_than_indexes() -> None:
 def test_a_database_that_cannot_store_all_characters() -> None:
     latin = ("nls_database_parameters", ("WE8MSWIN1252",))
     (finding,) = found(latin, of=Listing)
-    assert (finding.severity, finding.code) == ("warning", "character-set")
+    assert (finding.severity, finding.code) == ("note", "character-set")
     assert "WE8MSWIN1252" in finding.message
     assert "unique_key" in finding.message
     assert ["id of" in finding.message for finding in found(latin, of=Document)] == [True]
@@ -158,3 +160,12 @@ def test_privileges_on_a_schema(version: tuple[int, ...], missing: list[str]) ->
     connection, server = connected(*answers, version=version)
     with connection:
         assert server.missing_privileges(connection, Task.__queue_spec__, []) == missing
+
+
+@pytest.mark.parametrize("number", [942, 1031, 6550, 41900])
+def test_missing_privileges_are_recognized(number: int) -> None:
+    """A package on which an account has no privilege is PLS-00201, within ORA-06550."""
+    connection, _ = connected()
+    told = Exception(SimpleNamespace(code=number, full_code=f"ORA-{number:05}"))
+    with connection:
+        assert adapter_for(connection.dialect).errors.is_denied(DBAPIError(None, None, told))

@@ -55,6 +55,8 @@ class SQLServerErrors(Errors):
             outages=_OUTAGES,
             duplicates=(2601, 2627),
             references=(547,),
+            # denied on an object, a column, in general, on a server's or database's state; no access to a database
+            denied=(229, 230, 297, 300, 262, 916),
             lost_savepoints=(3903, 6401),
         )
 

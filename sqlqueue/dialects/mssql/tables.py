@@ -16,6 +16,8 @@ from ..naming import live_name, plain
 from .keys import collation_of, index_of_key
 from .schema import INDEXES, SQLServerSchema, is_of, name_of
 
+_READERS = ("View", "ScalarFunction", "InlineFunction", "TableFunction")
+
 
 def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield the problems of a queue's existing table."""
@@ -35,8 +37,11 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
         fix = "SET QUOTED_IDENTIFIER ON, SET ANSI_NULLS ON, and then ALTER each with the definition that it has"
         yield Finding.of(spec, Severity.WARNING, "set-options", message, fix)
     name = live_name(connection, spec.table)
-    without = select(INDEXES.c.name).where(is_of(connection, spec.table), INDEXES.c.allow_row_locks == 0)
-    for index in connection.scalars(without.where(INDEXES.c.name.is_not(None)).order_by(INDEXES.c.name)):
+    own = {index.name for index in spec.table.indexes}
+    without = select(INDEXES.c.name, INDEXES.c.is_primary_key).where(INDEXES.c.allow_row_locks == 0)
+    for index, is_key in connection.execute(without.where(is_of(connection, spec.table)).order_by(INDEXES.c.name)):
+        if not is_key and index not in own:
+            continue
         message = (
             f"the index {index} of {spec.table.fullname} has ALLOW_ROW_LOCKS off: claims and writes lock whole pages"
             " of it, and wait for each other instead of skipping rows, so leases expire, and a task may run twice"
@@ -132,8 +137,8 @@ def may(connection: Connection, spec: QueueSpec, privilege: str) -> Any:
 
 
 def _unsuited_modules(connection: Connection, spec: QueueSpec) -> Sequence[str]:
-    """Return the procedures, functions and triggers that refer to the table, and were created with settings under which
-    it cannot be written; those that this account can see."""
+    """Return the procedures and triggers that refer to the table, and were created with settings under which it cannot
+    be written; those that this account can see."""
     # sys.sql_expression_dependencies is for owners of the database only, and this function for all
     schema = connection.schema_for_object(spec.table) or connection.dialect.default_schema_name or ""
     name = ".".join(plain(connection.dialect, part) for part in (schema, spec.table.name))
@@ -146,7 +151,8 @@ def _unsuited_modules(connection: Connection, spec: QueueSpec) -> Sequence[str]:
     found = select(full_name).where(
         referring.c.referencing_class_desc == "OBJECT_OR_COLUMN",
         or_(*is_off),
-        func.objectproperty(module, "IsView") == 0,  # a view writes nothing
+        # views and functions write nothing; of a property that does not apply, the answer is 0
+        *(func.objectproperty(module, f"Is{kind}") == 0 for kind in _READERS),
     )
     return sorted(set(connection.scalars(found)))
 

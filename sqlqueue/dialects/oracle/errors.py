@@ -34,7 +34,14 @@ class OracleErrors(Errors):
     """Codes of the server or the driver."""
 
     def __init__(self) -> None:
-        super().__init__(transient=_TRANSIENT, outages=_OUTAGES, duplicates=(1,), references=(2292,))
+        super().__init__(
+            transient=_TRANSIENT,
+            outages=_OUTAGES,
+            duplicates=(1,),
+            references=(2292,),
+            # insufficient privileges; a table, or with PLS-00201 a package, that does not exist for this account
+            denied=(1031, 41900, 942, 6550),
+        )
 
     def has_lost(self, error: DBAPIError) -> bool:
         # the driver or the server marks the error as recoverable

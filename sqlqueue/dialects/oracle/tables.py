@@ -128,7 +128,7 @@ def _of_characters(connection: Connection, spec: QueueSpec) -> Iterator[Finding]
             f" {spec.table.fullname} that differ only in other characters are stored as the same key"
         )
         fix = "keep such keys to characters of that set, or migrate the database to AL32UTF8"
-        yield Finding.of(spec, Severity.WARNING, "character-set", message, fix)
+        yield Finding.of(spec, Severity.NOTE, "character-set", message, fix)  # nobody can change it at will
 
 
 def _of_identity(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ class Errors(ABC):
     references: Collection[Any]
     """Codes of foreign keys that prevented the deletion of a row."""
     denied: Collection[Any] = ()
-    """Codes of missing privileges on a table."""
+    """Codes of missing privileges."""
     lost_savepoints: Collection[Any] = ()
     """Codes of a missing savepoint, whose transaction was ended by an earlier error."""
 
@@ -87,7 +87,7 @@ class Errors(ABC):
         return self._has(error, self.references)
 
     def is_denied(self, error: DBAPIError) -> bool:
-        """Return whether the account lacks a privilege on a table."""
+        """Return whether the account lacks a privilege."""
         return self._has(error, self.denied)
 
     def is_of_row(self, error: Exception) -> bool:

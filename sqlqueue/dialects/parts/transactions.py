@@ -25,6 +25,8 @@ class Transactions:
 
     changes_unseen: ClassVar[bool] = False
     """Whether a transaction with an old snapshot can change rows committed since, instead of failing."""
+    ends_with_error: ClassVar[bool] = False
+    """Whether an error ends the transaction, unless it is rolled back to a savepoint."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
     """Isolation levels at which a claim neither fails because of other transactions nor blocks them."""
     impatient: ClassVar[str | None] = None

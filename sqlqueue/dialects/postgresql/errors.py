@@ -29,6 +29,7 @@ class PostgreSQLErrors(Errors):
             outages=_OUTAGES,
             duplicates=("23505",),
             references=("23001", "23503"),
+            denied=("42501",),
         )
 
     def code(self, error: DBAPIError) -> Any:

@@ -10,4 +10,5 @@ from ..parts.transactions import Transactions
 class PostgreSQLTransactions(Transactions):
     """Standard SQL's isolation levels and savepoints."""
 
+    ends_with_error: ClassVar[bool] = True
     impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
