@@ -8,9 +8,10 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, TypeAlias, overload
 
 from sqlalchemy import and_
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
@@ -197,26 +198,30 @@ def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | D
     A character that its character set lacks would otherwise replace the failure, which would never count.
     """
     session = session_of(session)
-    if isinstance(tasks, Iterator):  # it is read twice
-        tasks = cast("Tasks", [*tasks])
     holds = holds_of(session, tasks)
     spec = spec_of(holds[0][0].claim.entity) if holds else None
     history = None if spec is None else history_of(spec.table.metadata)
     traced = None if history is None else stored_traceback(settlement.traceback, history.options)
     settlement = replace(settlement, traceback=traced)
     if spec is None or f"{settlement.text}{traced}".isascii():
-        return _settle(session, tasks, settlement)
-    adapter = _open(session, spec)
-    try:
-        with session.connection(spec.bind_arguments).begin_nested():  # an error ends a transaction of PostgreSQL
-            lost = settle_some(session, tasks, settlement)
-    except Exception as error:
-        if not adapter.errors.is_rejection(error):
-            raise
-        lost = settle_some(session, tasks, replace(settlement, text=ascii_text(settlement.text), traceback=None))
+        lost = _settle_holds(session, holds, settlement)
+    else:
+        adapter = _open(session, spec)
+        connection = session.connection(spec.bind_arguments)
+        # to release the outermost savepoint would commit on SQLite
+        adapter.transactions.begin_to_claim(connection, spec, fresh=False)
+        try:
+            with connection.begin_nested():  # an error ends a transaction of PostgreSQL
+                lost = _settle_holds(session, holds, settlement)
+        except Exception as error:
+            if not adapter.errors.is_rejection(error):
+                if isinstance(error, DBAPIError):  # after a deadlock on MySQL, the savepoint is missing
+                    raise adapter.errors.reason(error) from error.orig
+                raise
+            plain = replace(settlement, text=ascii_text(settlement.text), traceback=None)
+            lost = _settle_holds(session, holds, plain)
     if lost:
         raise ClaimLostError(lost)
-    return None
 
 
 def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
@@ -225,7 +230,10 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     Without ``waits``, rows that others have locked are skipped, and their claims are returned as well.
     """
     session = session_of(session)
-    holds = holds_of(session, tasks)
+    return _settle_holds(session, holds_of(session, tasks), settlement, waits=waits)
+
+
+def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
     if not holds:
         return []
     if settlement.how is None and any(hold.locked_by for hold, _ in holds):
