@@ -62,6 +62,14 @@ def rejected(lab: Lab) -> None:
             task = second.claim(Task, **options)
             lab.say(f"  the first task is locked by another session, by its key; {task and task.id} is claimed")
             lab.answer(f"rows that are skipped ({lease}): {kept(lab.locks(second), own)}")
+    keys = lab.fill(Task, 100)
+    with lab.session() as session:
+        savepoint = session.begin_nested()
+        session.claim_many(Task, Task.id.in_(keys[:3]), limit=3, lease=None)
+        savepoint.rollback()
+        lab.say("  three tasks are locked by key, and the transaction is rolled back to the savepoint before:")
+        still = sum(of_rows(lab.locks(session)).values())
+        lab.answer(f"a rollback to a savepoint: {f'{still} LOCKS STAY' if still else 'no lock of a row is shown'}")
 
 
 def composite(lab: Lab) -> None:
@@ -99,6 +107,7 @@ def optimized(lab: Lab) -> None:
         return
     with lab.engine.connect() as connection:
         was = connection.scalar(text(lab.views.optimized))
+        prepared = was is not None and lab.views.prepared and connection.scalar(text(lab.views.prepared))
     if was is None:
         lab.answer("this server has no optimized locking: use SQL Server 2025 or Azure SQL Database")
         return
@@ -121,7 +130,7 @@ def optimized(lab: Lab) -> None:
             experiment(lab)
     finally:
         if not was:
-            lab.alone(lab.views.restore)
+            lab.alone(lab.views.restore[:-1] if prepared else lab.views.restore)
 
 
 def crowded(lab: Lab) -> None:

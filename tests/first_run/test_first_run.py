@@ -65,7 +65,10 @@ def test_rows_that_are_not_returned(lab: Lab) -> None:
     assert "  three due tasks, of which one may be claimed (lease): c is claimed" in said
     assert "  three due tasks, of which one may be claimed (lock): c is claimed" in said
     assert len([each for each in said if each.startswith("  the first task is locked") and "None" not in each]) == 2
-    assert len(lab.learned) == 4
+    assert len(lab.learned) == 5
+    assert lab.learned[-1] == "a rollback to a savepoint: 1 LOCKS STAY"
+    EXPERIMENTS["rejected"](replace(lab, views=replace(STANDING_IN, locks="SELECT 'task', 'OBJECT', 'IX', 1")))
+    assert lab.learned[-1] == "a rollback to a savepoint: no lock of a row is shown"
 
 
 @pytest.mark.requires("locks_rows")
@@ -89,6 +92,11 @@ def test_optimized_locking(lab: Lab) -> None:
     EXPERIMENTS["optimized"](off)
     assert said.index("  SELECT 2") < said.index("  SELECT 3")  # it is switched on, and off again
     assert [each for each in off.learned if "not committed" in each and each.endswith("gets 5 of 5 others")] != []
+    said.clear()
+    given: Any = {"optimized": "SELECT 0", "restore": ("SELECT 3", "SELECT 4"), "prepared": "SELECT 1"}
+    EXPERIMENTS["optimized"](replace(off, views=replace(STANDING_IN, **given)))
+    assert "  SELECT 3" in said
+    assert "  SELECT 4" not in said  # it was on before
     on = replace(lab, views=replace(STANDING_IN, optimized="SELECT 1"), say=said.append, learned=[])
     said.clear()
     EXPERIMENTS["optimized"](on)

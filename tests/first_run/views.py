@@ -25,6 +25,9 @@ class Views:
     """Statements that switch it on."""
     restore: tuple[str, ...] = ()
     """Statements that switch it off."""
+    prepared: str | None = None
+    """Whether the first of these was on before; the last one of `restore`, which switches that off, is then left
+    out."""
 
     def check(self, connection: Connection) -> None:
         """Ask each query once, so that a missing privilege is noticed first."""
@@ -62,7 +65,11 @@ ORDER BY q.last_execution_time DESC""",
         "ALTER DATABASE CURRENT SET ACCELERATED_DATABASE_RECOVERY = ON",
         "ALTER DATABASE CURRENT SET OPTIMIZED_LOCKING = ON",
     ),
-    restore=("ALTER DATABASE CURRENT SET OPTIMIZED_LOCKING = OFF",),
+    restore=(
+        "ALTER DATABASE CURRENT SET OPTIMIZED_LOCKING = OFF",
+        "ALTER DATABASE CURRENT SET ACCELERATED_DATABASE_RECOVERY = OFF",
+    ),
+    prepared="SELECT is_accelerated_database_recovery_on FROM sys.databases WHERE name = DB_NAME()",
 )
 
 ORACLE = Views(

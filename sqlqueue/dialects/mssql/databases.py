@@ -63,8 +63,8 @@ def findings_of_database(connection: Connection) -> Iterator[Finding]:
             yield Finding(severity=Severity.WARNING, code="forced-parameters", message=message, fix=fix)
         if state[1]:
             message = (
-                "optimized locking is on, with which no claim has ever been tested: a lock of the transaction, not"
-                " one of each row, protects the rows that it has changed"
+                "optimized locking is on, and claims were never tested with it: a lock of the transaction, not one of"
+                " each row, protects the rows that it has changed"
             )
             fix = f"nothing, or, where the server allows it, ALTER DATABASE {_QUOTE(name)} SET OPTIMIZED_LOCKING = OFF"
             yield Finding(severity=Severity.NOTE, code="optimized-locking", message=message, fix=fix)
