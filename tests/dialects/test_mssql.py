@@ -84,7 +84,7 @@ SNAPSHOTS, NO_ROWS = ("sys.databases", ("my shop", True, False)), ("referencing_
 STATE = "databasepropertyex"
 TABLE = (
     *(NO_ROWS, ("allow_row_locks",), ("objectproperty(object_id", (1,)), ("has_perms_by_name", (1,))),
-    *(("is_primary_key", (1, "pk")), ("collation_name",)),
+    *(("sys.indexes.type", (1, "pk")), ("collation_name",)),
 )
 
 
