@@ -6,13 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import event, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import Worker
+from sqlqueue import Worker, claim_of
+from sqlqueue.dialects import adapter_for
 from tests.support.harness import Database
 from tests.support.models import Account, Ledger, Task
 from tests.support.rows import rows
@@ -97,6 +101,28 @@ def test_a_victim_is_called_again(db: Database, first: Part, second: Part, optio
         assert connection.scalars(select(Task.attempt)).all() == [1, 1]
     assert worker._reports.counts["retries"] >= max(1, len(calls) - 2)
     assert worker._reports.counts["failed"] == 0
+
+
+def test_a_failure_with_any_text_raises_the_deadlock(sync_db: Database) -> None:
+    """It is raised as such, and not as the lack of the savepoint that it removed."""
+    sync_db.insert(Account, [{"id": 1, "name": ""}])
+    sync_db.insert(Task, rows(1))
+    with sync_db.begin() as session:
+        claim = claim_of(session.claim(Task))
+    errors, raised = adapter_for(sync_db.engine.dialect).errors, list[DBAPIError]()
+    with ThreadPoolExecutor(1) as pool, sync_db.engine.connect() as other:
+        other.execute(insert(Account), [{"id": number, "name": ""} for number in range(2, 100)])  # not the victim then
+        other.execute(update(Task).values(number=5))
+        try:
+            with sync_db.begin() as session:
+                session.run(book, 1)
+                booked = pool.submit(book, other, 1)
+                session.fail(claim, "costs 5 \N{POUND SIGN}")
+        except DBAPIError as error:
+            raised.append(error)
+        with suppress(DBAPIError):
+            booked.result()
+    assert all(errors.reason(error) is error and errors.is_transient(error) for error in raised)
 
 
 @pytest.mark.requires("conflict_sql")
