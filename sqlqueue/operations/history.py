@@ -103,9 +103,10 @@ def prune_history(
     """Delete attempts at tasks of this queue that ended longer than ``older_than`` ago; return how many.
 
     Without ``older_than`` the history's ``retention`` applies.  Deletes at most ``limit`` rows, to keep transactions
-    short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` if the application has no model for
-    them, and :class:`.ArgumentError` for an ``older_than`` in a session that sees only some of the tasks, because of
-    its criteria or row-level security: the history does not store whose attempts these are.
+    short: the call runs in the session's transaction, and without a ``limit`` deletes all of them in that one.  Raises
+    :class:`.ConfigurationError` if the application has no model for them, and :class:`.ArgumentError` for an
+    ``older_than`` in a session that sees only some of the tasks, because of its criteria or row-level security: the
+    history does not store whose attempts these are.
     """
     spec = spec_of(entity)
     table, old = _old(spec, older_than)
@@ -116,12 +117,16 @@ def prune_history(
     if older_than is not None:
         refuse_if_restricted(session, adapter, spec, "prune_history(older_than=...)")
     attempts = replace(spec, table=table, primary_key=(table.c.id,))
-    if limit is None:
-        return adapter.rows.sweep(session, attempts, delete(table).where(*old))
-    found, deleted = select(table.c.id).where(*old).limit(limit), 0
-    for some in adapter.keys.batches(attempts, adapter.rows.keys(session, attempts, found)):
+    if limit is None and not adapter.locking.sweeps_by_key:
+        return adapter.rows.count(session, attempts, delete(table).where(*old))
+    deleted, most = 0, adapter.keys.most(attempts)
+    while size := most if limit is None else min(most, limit - deleted):
+        some = adapter.rows.keys(session, attempts, select(table.c.id).where(*old).limit(size))
         named = delete(table).where(adapter.keys.key_in(attempts, some))
-        deleted += adapter.rows.count(session, attempts, adapter.keys.by_key(attempts, named))
+        gone = adapter.rows.count(session, attempts, adapter.keys.by_key(attempts, named)) if some else 0
+        deleted += gone
+        if len(some) < size or not gone:
+            break
     return deleted
 
 

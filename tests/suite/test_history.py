@@ -11,6 +11,7 @@ from sqlalchemy import event, update
 from sqlalchemy.orm import DeclarativeBase
 
 from sqlqueue import ClaimLostError, ConfigurationError, HistoryMixin, claim_of, utcnow
+from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import claim_messages
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
@@ -239,6 +240,23 @@ def test_pruning(db: Database) -> None:
     with db.begin() as session:
         assert session.prune_history(Parcel, timedelta(0)) == 1
     assert count(db) == 1
+
+
+def test_pruning_reads_no_more_keys_than_it_deletes_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(db, *(Parcel(id=number) for number in range(1, 6)))
+    with db.begin() as session:
+        session.complete(session.claim_many(Parcel, limit=5))
+    keys = adapter_for(db.engine.dialect).keys
+    monkeypatch.setattr(type(keys), "most", lambda *_: 2)
+    sent: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        sent.append(statement.partition(" ")[0].strip())
+
+    with db.begin() as session:
+        event.listen(session.run(lambda inner: inner.connection()), "before_cursor_execute", note)
+        assert session.prune_history(Parcel, timedelta(0), limit=5) == 5
+    assert [verb for verb in sent if verb in ("SELECT", "DELETE")][-6:] == ["SELECT", "DELETE"] * 3
 
 
 def test_a_missing_model_is_an_error(db: Database) -> None:
