@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ArgumentError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
+from sqlqueue.dialects.parts.claims import Taking
 from sqlqueue.sql.selection import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED
@@ -125,3 +126,23 @@ def test_a_hint_names_no_schema() -> None:
         session.claim(Errand)
     assert '/*+ INDEX("100% errand" "ix_100_ errand_claim") */' in log[0]
     assert 'FROM "Own"."100% errand"' in log[0]
+
+
+@pytest.mark.parametrize(("engine", "statements"), [("postgresql", 1), ("oracle", 2)])
+def test_one_statement_for_any_number_of_named_rows(
+    monkeypatch: pytest.MonkeyPatch, engine: str, statements: int
+) -> None:
+    """On Oracle, the number decides whether rowids are returned as a LOB."""
+    claims: Any = adapters()[engine].claims
+    ready, _ = picks(Mail.__queue_spec__, [Mail.topic.in_(["a", "b"])])
+    taken: list[Any] = []
+
+    def take(_: Any, taking: Taking) -> list[Any]:
+        taken.append(taking.pick)
+        return []
+
+    monkeypatch.setattr(claims, "take", take)
+    pick = ready(5)
+    for keys in ([(1,), (2,)], [(1,), (2,), (3,)]):
+        claims._take_keys(None, Taking(pick=pick), keys)
+    assert len(set(map(id, taken))) == statements

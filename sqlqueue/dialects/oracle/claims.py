@@ -55,6 +55,9 @@ class OracleClaims(Claims):
     only rows that still match are taken; the next row is fetched in place of one that does not.
     """
 
+    # the limit determines the type of the result
+    sizes_named: ClassVar[bool] = True
+
     def take(self, session: Session, taking: Taking) -> list[Any]:
         spec = taking.pick.spec
         if not self.rows.locking.is_served(taking.pick):

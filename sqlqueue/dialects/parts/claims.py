@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
@@ -35,6 +35,9 @@ class Taking:
 
 class Claims:
     """Executes claims."""
+
+    sizes_named: ClassVar[bool] = False
+    """Whether a claim of named rows is limited to their number, rather than one statement serving any number."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -99,7 +102,8 @@ class Claims:
     def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
         """Take the ``keys`` that are not locked and still match, in their order."""
         pick, by = taking.pick, self.rows.locking.keys
-        spec, count = pick.spec, len(keys)
+        spec, number = pick.spec, len(keys)
+        count = number if self.sizes_named else by.named_for(spec, number)
         named = pick.made.get((self, "named", count), partial(self._named, pick, count))
         parameters = {**(taking.parameters or {}), **by.key_names(spec, keys)}
         taken = self.take(session, replace(taking, pick=named, parameters=parameters))
@@ -108,7 +112,7 @@ class Claims:
 
     def _named(self, pick: Pick, count: int) -> Pick:
         keys = self.rows.locking.keys
-        return pick.named(keys.keys_named(pick.spec, keys.named_for(pick.spec, count)), count)
+        return pick.named(keys.keys_named(pick.spec, keys.named_for(pick.spec, count)), count or keys.most(pick.spec))
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         keys = self.rows.locking.keys
