@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConstantBackoff, Discard, QueueMixin, QueueOptions, Retry, claim_of
-from sqlqueue.worker.running.executor import RETURNS
+from sqlqueue.worker.handling.jobs import RETURNS
 from tests.support import tables
 from tests.support.harness import Database
 from tests.support.models import Task
