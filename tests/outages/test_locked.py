@@ -20,7 +20,9 @@ from tests.support.workers import BlockingHandler, Running, eventually, statuses
 pytestmark = pytest.mark.requires("one_writer")
 BUSY_TIMEOUT = 0.1
 """Seconds for which the workers' connections wait for the writer."""
-LOCKED = "not counted as an attempt (1 of 10): OperationalError: (sqlite3.OperationalError) database is locked"
+LOCKED = (
+    "OperationalError: (sqlite3.OperationalError) database is locked (returned after attempt 1, 1 of 10 times in a row)"
+)
 
 
 @contextmanager
