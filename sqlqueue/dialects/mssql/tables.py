@@ -46,7 +46,7 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
             f"the index {index} of {spec.table.fullname} has ALLOW_ROW_LOCKS off: claims and writes lock whole pages"
             " of it, and wait for each other instead of skipping rows, so leases expire, and a task may run twice"
         )
-        fix = f"ALTER INDEX {plain(connection.dialect, index)} ON {name} SET (ALLOW_ROW_LOCKS = ON)"
+        fix = f"ALTER INDEX {plain(connection.dialect, str(index))} ON {name} SET (ALLOW_ROW_LOCKS = ON)"
         yield Finding.of(spec, Severity.ERROR, "no-row-locks", message, fix)
     if _sets_identities(spec) and not connection.scalar(select(may(connection, spec, "ALTER"))):
         key = getattr(spec.table.autoincrement_column, "name", None)
