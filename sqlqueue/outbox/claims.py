@@ -53,13 +53,13 @@ def first_of(adapter: Adapter, pick: Pick, near: int | None) -> Select[Any]:
 
     If ``near`` is given, only the first ``near`` messages are searched: of many with one key, only one can be found.
     """
-    spec, columns = pick.spec, [pick.spec["message_key"], *pick.spec.primary_key]
+    spec, whole = pick.spec, pick if pick.divided is None else replace(pick, index=pick.whole, divided=None)
     if near is None:
-        first = replace(pick, state=(*pick.state, is_first(spec)))
-        return adapter.locking.looking(first, *columns)
-    named = [*columns, *(term.column for term in pick.order)]
-    labels = [column.label(f"column_{n}") for n, column in enumerate(named)]
-    nearest = adapter.locking.looking(replace(pick, limit=near), *labels).subquery("nearest").c
+        found = pick.select(spec["message_key"], *spec.primary_key).where(is_first(spec)).limit(pick.limit)
+        return adapter.locking.along(whole, found)
+    columns = [spec["message_key"], *spec.primary_key, *(term.column for term in pick.order)]
+    named = [column.label(f"column_{n}") for n, column in enumerate(columns)]
+    nearest = adapter.locking.along(whole, pick.select(*named).limit(near)).subquery("nearest").c
     message_key, *rest = nearest
     key, order = rest[: len(spec.primary_key)], rest[len(spec.primary_key) :]
     by = [term.over(column) for term, column in zip(pick.order, order, strict=True)]
@@ -214,8 +214,7 @@ def _heads(session: Session, adapter: Adapter, query: _MessageQuery, passed: Seq
             if room := query.limit - len(heads):
                 pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
                 rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(adapter, pick, near))
-                found = (Head(tuple(key), message_key) for message_key, *key in rows)
-                heads += dict.fromkeys(found)  # a collation may consider two of the listed values to be equal
+                heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
             break
     return heads

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, MetaData
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import Status, TopicMixin
+from sqlqueue import Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted
-from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.suite.reading import DUE, FEW, HOUR, MANY, READY, Call, efforts, growing, stored, to_be_found
 from tests.support.harness import Database
 from tests.support.models import Job, Task
@@ -81,40 +78,6 @@ def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Cal
     assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows nothing"
     counted(Job)
     assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows the table"
-
-
-class Own(DeclarativeBase):
-    metadata = MetaData()
-
-
-class Bulletin(TopicMixin, OutboxMixin, Own):
-    __tablename__ = "bulletin_read"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-@pytest.mark.requires("statistics")
-def test_messages_of_other_topics_are_not_read(sync_db: Database) -> None:
-    claim: Mapping[str, Call] = {
-        "claim messages": lambda session, model: session.run(
-            claim_messages, model, model.topic.in_(["a", "c"]), limit=READY
-        )
-    }
-
-    def fill(topic: str, number: int) -> None:
-        row = {"topic": topic, "available_at": PAST, "created_at": PAST, "attempt": 0, "priority": 0}
-        sync_db.insert(Bulletin, [{**row, "message_key": f"{topic} {n}"} for n in range(number)])
-
-    Own.metadata.create_all(sync_db.engine)
-    try:
-        fill("b", FEW)  # before all others
-        fill("a", READY)
-        fill("c", READY)
-        small = efforts(sync_db, Bulletin, claim)
-        fill("b", MANY)
-        assert growing(small, efforts(sync_db, Bulletin, claim)) == {}
-    finally:
-        Own.metadata.drop_all(sync_db.engine)
 
 
 def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[dict[str, Any]]:
