@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, func, select
 
 from sqlqueue import Status
 from sqlqueue.evaluation.support import EvaluationError, sessions
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 
 from .baselines import BASELINES
 from .figures import ContenderKind, Entry, Figure, Round

@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, func, inse
 from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
 
 from sqlqueue import QueueMixin, QueueSession, Status
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 
 from .figures import Spread
 from .servertime import ServerTime, read_server_time

@@ -14,7 +14,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
 from sqlqueue.evaluation.support import ChildProcess
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 
 from .baselines import BASELINES
 from .child import TaskStart, listener_process, worker_process

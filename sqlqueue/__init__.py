@@ -4,9 +4,9 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
 from . import operations
-from ._support.claim import Claim
-from ._support.exc import (
+from ._support.errors import (
     ArgumentError,
+    Claim,
     ClaimLostError,
     ConfigurationError,
     DuplicateTaskError,
@@ -21,7 +21,7 @@ from ._support.exc import (
     UnsupportedIsolationError,
 )
 from .diagnostics.check import check, verify_schema
-from .diagnostics.old_alembic import watch as _watch
+from .diagnostics.drift import watch as _watch
 from .kinds import (
     JobMixin,
     LimitMixin,
@@ -33,21 +33,17 @@ from .kinds import (
     TraceMixin,
     UniqueMixin,
 )
-from .lifecycle.reasons import Cause, Holder, Reason
-from .model.history import HistoryMixin
-from .model.mixins import QueueMixin
-from .model.pause import PauseMixin
-from .model.registry import WorkerMixin
+from .lifecycle.kind import Cause, Holder, Reason
+from .model.companions import HistoryMixin, PauseMixin, WorkerMixin
+from .model.declaration import QueueMixin
 from .operations import *  # noqa: F403  (exactly its __all__)
-from .queue.findings import Finding, Severity
-from .queue.history import AttemptOutcome, HistoryOptions
-from .queue.options import QueueOptions
+from .queue.options import AttemptOutcome, HistoryOptions, QueueOptions, Status
 from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
 from .queue.schedules import Cron, Every
-from .queue.status import Status
+from .queue.spec import Finding, Severity
 from .session import QueueSession
-from .sql.clock import utcnow
-from .transaction.claims import claim_of
+from .sql.rows import utcnow
+from .transaction.ledger import claim_of
 from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
-from .model.mixins import QueueMixin
-from .operations.row_checks import OnConflict
+from .model.declaration import QueueMixin
+from .operations.rows import OnConflict
 from .operations.settling import Tasks
 from .queue.spec import Where
 from .session import QueueSession

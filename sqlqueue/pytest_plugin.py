@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ._support.exc import ConfigurationError
+from ._support.errors import ConfigurationError
 from .testing.tools import AsyncQueue, Queue
 
 pytest.register_assert_rewrite("sqlqueue.testing.conformance")

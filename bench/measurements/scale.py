@@ -36,7 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 
 CHUNK = 100_000
 BATCH = 1_000

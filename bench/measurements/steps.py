@@ -24,8 +24,7 @@ from bench.measurements.layers import planned
 from bench.models import Base
 from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.support import reached
-from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import claim_matching
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.database.threaded import SyncDatabase
 from sqlqueue.worker.handling.handlers import handler_of

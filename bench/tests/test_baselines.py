@@ -32,7 +32,7 @@ from bench.workloads import (
 )
 from sqlqueue import Status
 from sqlqueue.evaluation.support import EvaluationError
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Database
 
 LEASE = timedelta(minutes=5)

@@ -1,10 +1,18 @@
-"""Checks of arguments, which raise :class:`.ArgumentError` before any statement is sent."""
+"""Checks of arguments: numbers, durations, times, JSON values, URLs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from datetime import timedelta
 
-from .exc import ArgumentError
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError as NotAURL
+from sqlalchemy.exc import NoSuchModuleError
+
+from .errors import ArgumentError
+
+# -- checks of arguments, which raise :class:`.ArgumentError` before any statement is sent ----------------------------
 
 LONGEST_DURATION = timedelta(days=36_525)
 """The longest duration accepted: a hundred years, which every engine can add to its clock or subtract from it."""
@@ -81,3 +89,97 @@ def is_storable(value: str) -> bool:
 def _units(value: str) -> int:
     """Return the length in UTF-16 code units, the unit of the strictest engine."""
     return len(value) if value.isascii() else len(value.encode("utf-16-le")) // 2
+
+
+# -- JSON values that all engines return unchanged --------------------------------------------------------------------
+
+_LONGEST_INTEGER = 2**63
+"""MySQL turns larger integers into floats."""
+
+
+def check_json(name: str, value: object) -> None:
+    """Raise :class:`.ArgumentError` unless ``value`` is JSON that every engine returns unchanged.
+
+    Tuples are allowed, and come back as lists.
+    """
+    problem = not_json(value, name, tuples=True)
+    if problem is not None:
+        raise ArgumentError(f"{problem}, which cannot be stored as JSON")
+
+
+def not_json(value: object, name: str, *, tuples: bool = False) -> str | None:
+    """Describe the first part of ``value`` that some engine would not return unchanged; ``None`` if there is none."""
+    try:
+        return _not_json(value, name, tuples)
+    except RecursionError:
+        return f"{name} contains itself, or is nested too deeply"
+
+
+def _not_json(value: object, name: str, tuples: bool) -> str | None:
+    if isinstance(value, dict):
+        wrong = [key for key in value if not isinstance(key, str) or not is_storable(key)]
+        if wrong:
+            return f"{name} has the key {wrong[0]!r}"
+        return _first(_not_json(each, f"{name}.{key}", tuples) for key, each in value.items())
+    if isinstance(value, (list, tuple) if tuples else list):
+        return _first(_not_json(each, f"{name}.{n}", tuples) for n, each in enumerate(value))
+    return _not_json_alone(value, name)
+
+
+def _not_json_alone(value: object, name: str) -> str | None:
+    match value:
+        case None | bool():
+            return None
+        case str():
+            return None if is_storable(value) else f"{name} contains a NUL character or a lone surrogate"
+        case int():
+            return None if -_LONGEST_INTEGER <= value < _LONGEST_INTEGER else f"{name} needs more than 64 bits"
+        case float():
+            return None if math.isfinite(value) else f"{name} is {value}"
+    return f"{name} is a {type(value).__name__}"
+
+
+def _first(problems: Iterator[str | None]) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)
+
+
+# -- parsing of database URLs -----------------------------------------------------------------------------------------
+
+_LARGEST_PORT = 65_535
+
+
+def parsed_url(text: str | URL) -> URL:
+    """Return ``text`` as a URL of a known dialect.  Raises :class:`.ArgumentError` for other text; its message never
+    contains the password."""
+    try:
+        url = make_url(text)
+    except NotAURL as error:
+        raise ArgumentError("the URL is not of the form dialect+driver://user:password@host:port/name") from error
+    except ValueError as error:
+        raise ArgumentError(
+            "the port of the URL is not a number, as in dialect://user:password@host:5432/name"
+        ) from error
+    if url.port is not None and not 0 < url.port <= _LARGEST_PORT:
+        raise ArgumentError(f"the port of the URL is {url.port}: give one from 1 to {_LARGEST_PORT}")
+    try:
+        url.get_dialect()
+    except NoSuchModuleError as error:
+        raise ArgumentError(f"SQLAlchemy has no dialect {url.drivername!r}, or it is not installed") from error
+    return url
+
+
+def database_url(text: str | URL) -> URL:
+    """Return ``text`` as a URL whose driver is installed.  Raises :class:`.ArgumentError`, whose message never contains
+    the password."""
+    url = parsed_url(text)
+    try:
+        url.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise ArgumentError(f"the driver for {url.drivername} is not installed: {error}. {_ADVICE}") from error
+    return url
+
+
+_ADVICE = (
+    "Drivers are extras of sqlqueue, whose distribution is called sqlalchemy-queue: for postgresql+psycopg://..."
+    " pip install 'sqlalchemy-queue[postgresql]'"
+)

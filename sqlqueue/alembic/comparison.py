@@ -21,14 +21,14 @@ from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, Connection, DefaultClause, Index, Integer, MetaData, Table, desc, text
 from sqlalchemy.sql.elements import conv
 
-from .._support.exc import ConfigurationError
-from ..diagnostics.schema_drift import WrongDefault, WrongIndex, constant, drift, queue_indexes
+from .._support.errors import ConfigurationError
+from ..diagnostics.drift import WrongDefault, WrongIndex, constant, drift, queue_indexes
 from ..dialects import adapter_for
 from ..dialects.parts.schema import LiveIndex
 from ..lifecycle.kind import Kind
-from ..model.mixins import queues
+from ..model.declaration import queues
+from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
-from ..queue.status import Status
 from .operations import (
     AddQueueColumnsOp,
     Adoption,

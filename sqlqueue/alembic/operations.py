@@ -17,8 +17,8 @@ from sqlalchemy import Column, DateTime, DefaultClause, Identity, MetaData, Tabl
 from ..dialects import adapter_for, adapters, moment_defaults
 from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
 from ..dialects.sqlite.definition import DEFINITION_DIALECT, setting_defaults
-from ..queue.status import FINAL, Status
-from ..sql.clock import NEVER, utcdefault
+from ..queue.options import FINAL, Status
+from ..sql.rows import NEVER, utcdefault
 
 # -- adoption of existing rows when a table becomes a queue: the values of the new columns in these rows --------------
 #

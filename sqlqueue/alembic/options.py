@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, MetaData
 
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from ..dialects import adapter_for
-from ..model.mixins import queues
-from ..queue.status import FINAL, Status
+from ..model.declaration import queues
+from ..queue.options import FINAL, Status
 
 # -- a project's options for the migrations of its queues -------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from .._support.error_text import readable
-from .._support.exc import ArgumentError, SQLQueueError
-from .._support.urls import database_url
+from .._support.checks import database_url
+from .._support.errors import ArgumentError, SQLQueueError
+from .._support.texts import readable
 from ..diagnostics.check import specs_of, verify_companions, verify_queues
 from ..dialects import adapter_for
 from ..lifecycle.kind import holds_tasks
-from ..operations.attempts import spoken
+from ..operations.recording import spoken
 from ..queue.spec import QueueSpec
 from ..worker.database.checkouts import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement
 
 from ..operations import filtering
 from ..operations.filtering import column
+from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ..queue.status import Status
 from ._output import age, refusal
 
 Statuses = Annotated[

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._support.error_text import readable
-from .._support.exc import ArgumentError
-from ..operations import text_values
+from .._support.errors import ArgumentError
+from .._support.texts import readable
+from ..operations import filtering
 from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
 
@@ -30,7 +30,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 def age(text: str) -> timedelta:
     """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
     try:
-        return text_values.age(text)
+        return filtering.age(text)
     except ArgumentError as error:
         raise refusal(str(error)) from error
 

@@ -18,15 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .. import operations
-from ..model.history import history_of
+from ..model.companions import history_of
 from ..operations import QueueStats
-from ..operations.batches import BATCH, Batch
-from ..operations.counting import CAP
+from ..operations.bulk import BATCH, Batch
 from ..operations.history import count_old_attempts
-from ..operations.mass_changes import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
 from ..operations.pruning import Pruned, is_prunable
+from ..operations.reactivating import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
+from ..operations.statistics import CAP
+from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
-from ..queue.status import FINAL, Status
 from ._database import Queue, Target, Url, queue_of, refusals, transact
 from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic
 from ._output import AsJson, Yes, age, complain, confirm, print_json, refusal, say, tasks

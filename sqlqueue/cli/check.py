@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from ..diagnostics.check import check as find
 from ..diagnostics.check import specs_of
 from ..dialects import adapter_for
-from ..queue.findings import Finding, Severity
+from ..queue.spec import Finding, Severity
 from ._database import Target, Url, connect, load, refusals
 from ._output import plain, print_json, say
 

@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.checks import MOST_AT_ONCE
-from .._support.error_text import ascii_text, host_name, readable
+from .._support.texts import ascii_text, host_name, readable
 from ..lifecycle.kind import holding_slots
-from ..model.columns import LONGEST_NAME
+from ..model.declaration import LONGEST_NAME
 from ..operations import Limit, WorkerInfo, pausing
 from ..operations.pausing import Pause
-from ..operations.registry import check_registered
+from ..operations.workers import check_registered
 from ..queue.spec import QueueSpec
 from ._database import Queue, Target, Url, load, queue_of, queues_of, refusals, transact
 from ._output import AsJson, Yes, confirm, pauses, plain, print_json, print_table, refusal, say

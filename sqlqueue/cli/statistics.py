@@ -11,14 +11,14 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
-from .._support.error_text import key_text
+from .._support.texts import key_text
 from ..operations import Bucket, Durations, ErrorGroup, QueueOverview, QueueStats
-from ..operations.counting import CAP
 from ..operations.failures import LAST
 from ..operations.filtering import column
 from ..operations.pausing import Pause, paused
+from ..operations.statistics import CAP
+from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ..queue.status import Status
 from ._database import Queue, Target, Url, queue_of, queues_of, refusals, transact
 from ._filters import Age, Equal, Filters, Ids, Statuses, Topic
 from ._output import AsJson, age, pauses, print_json, print_table, refusal, say

@@ -13,18 +13,17 @@ from sqlalchemy import LargeBinary, Text, select
 from sqlalchemy.orm import Session
 
 from .. import operations
-from .._support.claim import Claim
-from .._support.error_text import key_text, readable
-from ..lifecycle.reasons import Reason, moment_text
-from ..model.history import history_of
-from ..operations.attempts import spoken
-from ..operations.filtering import column
-from ..operations.finding import find_all, key_of
+from .._support.errors import Claim
+from .._support.texts import key_text, readable
+from ..lifecycle.kind import Reason, moment_text
+from ..model.companions import history_of
+from ..operations.filtering import column, identity
 from ..operations.history import PastAttempt
-from ..operations.text_values import identity
+from ..operations.paging import find_all, key_of
+from ..operations.recording import spoken
+from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..queue.status import Status
-from ..sql.clock import utcnow
+from ..sql.rows import utcnow
 from ._database import Queue, Target, Url, queue_of, refusals, transact
 from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic, order
 from ._output import GAP, AsJson, plain, print_json, print_table, say, width

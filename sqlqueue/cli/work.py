@@ -17,7 +17,7 @@ import typer
 from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
 from ..worker import Worker

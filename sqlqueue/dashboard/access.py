@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 from ..dialects.base import Adapter
 from ..operations.filtering import column
-from ..operations.finding import Damaged
+from ..operations.paging import Damaged
 from ..queue.spec import Identity, QueueSpec, spec_of
 
 # -- checks of each request before a page handles it: permission, the same origin for writes, and strict headers ------

@@ -13,12 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from .._support.error_text import readable
-from .._support.logs import logger_of
+from .._support.texts import logger_of, readable
 from ..diagnostics.check import Target
 from ..operations import pause, reschedule, resume, set_limit, stats
-from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
-from ..operations.windows import SCAN
+from ..operations.paging import SCAN
+from ..operations.workers import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .requests import Query, RequestedAction, checked, permitted, requested_action
 from .site import CAP, Change, links_of, respond, site_of, viewer_of

@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from .._support.exc import SQLQueueError
-from .._support.logs import logger_of
+from .._support.errors import SQLQueueError
+from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
 from . import actions, pages
 from .access import Authorize, Columns, Exposure, Link, Permission, Redact, SameOrigin, StrictHeaders, is_static, nobody

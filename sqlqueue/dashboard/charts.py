@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from ..operations import Bucket, timeline
-from ..operations.windows import finds_finished
+from ..operations.paging import finds_finished
 from ..queue.spec import QueueSpec
 from ..transaction.connection import open_
 from .rendering import span

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from ..dialects import adapter_for
 from ..queue.spec import QueueSpec
 

@@ -15,12 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from .._support.claim import Claim
-from .._support.error_text import key_text
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError, Claim
+from .._support.texts import key_text
 from ..lifecycle.kind import holding_slots, recurs
-from ..model.history import history_of
-from ..model.registry import worker_table
+from ..model.companions import history_of, worker_table
 from ..operations import (
     ErrorGroup,
     Explanation,
@@ -35,15 +33,13 @@ from ..operations import (
     stats,
     why,
 )
-from ..operations.finding import find_all, key_of
+from ..operations.filtering import identity
 from ..operations.history import PastAttempt, history
-from ..operations.paging import Page, page
-from ..operations.registry import WorkerInfo, unserved, workers
-from ..operations.text_values import identity
-from ..operations.windows import SCAN, places_of
+from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
+from ..operations.workers import WorkerInfo, unserved, workers
+from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
-from ..queue.status import Status
 from ..transaction.connection import open_
 from ..worker import reporting
 from ..worker.reporting.health import TEXT

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .._support.error_text import key_text, readable
+from .._support.texts import key_text, readable
 from ..operations import QueueStats
 
 _DAY, _HOUR, _MINUTE = 86_400, 3_600, 60

@@ -17,13 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .._support import checks
-from .._support.exc import ArgumentError
-from ..operations.filtering import criteria, of_keys
-from ..operations.mass_changes import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
-from ..operations.text_values import age, moment, value
-from ..operations.windows import Position
+from .._support.errors import ArgumentError
+from ..operations.filtering import age, criteria, moment, of_keys, value
+from ..operations.paging import Position
+from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
+from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ..queue.status import Status
 from .access import ON_QUEUES, ON_TASKS, Action
 from .site import site_of, viewer_of
 

@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from .._support.exc import ArgumentError, ConfigurationError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError, ConfigurationError
+from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
 from ..lifecycle.kind import holds_tasks
-from ..operations.batches import Batch
+from ..operations.bulk import Batch
 from ..queue.spec import QueueSpec
 from .access import Action, Exposure, Viewer
 from .data import SessionRunner, Snapshots, time_limited

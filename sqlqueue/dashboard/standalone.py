@@ -15,8 +15,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 from .access import Action, Decision, SameOrigin, StrictHeaders, Viewer
 from .actions import fields_of
 from .rendering import templates

@@ -1,29 +1,29 @@
-"""Checks whether a live database can run the queues, for deployments, starting workers and operators."""
+"""Checks whether live workers serve the queues, if workers are registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, MetaData, inspect
+from sqlalchemy import Connection, MetaData, Select, Subquery, and_, func, inspect, literal, literal_column, select
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
-from .._support.exc import ArgumentError, SchemaMismatchError, UnsupportedDialectError
+from .._support.errors import ArgumentError, SchemaMismatchError, UnsupportedDialectError
+from .._support.texts import UNREADABLE, key_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
-from ..model.mixins import queues
-from ..queue.findings import MIGRATE, Finding, Severity
-from ..queue.spec import QueueSpec, spec_of
-from .column_types import inexact_keys, inexact_primary_keys, misfits
-from .companions import of_companions
-from .query_plans import unserved_claims
-from .references import unindexed_references
-from .registry import of_workers
-from .schedules import of_schedules
-from .schema_drift import (
+from ..lifecycle.kind import holds_tasks, recurs
+from ..model.companions import worker_table
+from ..model.declaration import queues
+from ..queue.options import FINAL, Status
+from ..queue.schedules import is_known_here, unknown_here
+from ..queue.spec import MIGRATE, Criterion, Finding, QueueSpec, Severity, spec_of
+from ..sql.rows import is_due, state, utcnow
+from .drift import (
     Difference,
     MissingIndex,
     MissingTable,
@@ -31,11 +31,184 @@ from .schema_drift import (
     WrongIndex,
     drift,
     helpful_indexes,
+    inexact_keys,
+    inexact_primary_keys,
     lost_indexes,
     lost_triggers,
+    misfits,
+    of_companions,
+    unindexed_references,
+    unserved_claims,
 )
-from .unadopted import of_contents
-from .unreadable import set_aside
+
+# -- checks whether live workers serve the queues, if workers are registered ------------------------------------------
+
+EVERY = timedelta(seconds=10)
+"""The time between two reports of a worker."""
+LIVE = timedelta(seconds=35)
+"""The maximum age of the last report of a live worker: three reports may be missed."""
+
+
+def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
+    """Yield a note for each queue that no live worker serves.  Yields nothing if workers are not registered.
+
+    See :func:`.of_companions` for their table itself.
+    """
+    table = worker_table(specs[0].table.metadata)
+    if table is None:
+        return
+    if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
+        return
+    rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.handlers)).all()
+    live = {handler["queue"] for now, seen_at, handlers in rows if seen_at >= now - LIVE for handler in handlers}
+    for spec in specs:
+        if holds_tasks(spec) and spec.table.fullname not in live:
+            message = f"no live worker serves {spec.table.fullname}"
+            fix = "start one, unless something other than a registered Worker claims its tasks"
+            yield Finding.of(spec, Severity.NOTE, "unserved-queue", message, fix)
+
+
+# -- checks of the schedules of recurring tasks -----------------------------------------------------------------------
+
+SCHEDULES_READ = 10_000
+"""The number of rows read, the lowest keys first: recurring tasks are usually declared before others are enqueued."""
+
+
+def of_schedules(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about schedules that this host does not know, and about tasks that have lost their next run."""
+    if not recurs(spec):
+        return
+    columns = (spec["schedule"].label("schedule"), spec["status"].label("status"))
+    first = select(*columns).order_by(*spec.primary_key).limit(SCHEDULES_READ).subquery("first_rows")
+    seen = select(first.c.schedule, first.c.status).where(first.c.schedule.is_not(None)).distinct()
+    rows = connection.execute(seen).all()
+    table = spec.table.fullname
+    waiting = {schedule for schedule, status in rows if status not in FINAL}
+    for schedule in sorted(each for each in waiting if not is_known_here(each)):
+        message = f"{table} has tasks with the schedule {schedule!r}, which a worker on this host leaves to others"
+        yield Finding.of(spec, Severity.WARNING, "unknown-schedule", message, unknown_here[schedule])
+    lost = sorted({schedule for schedule, status in rows if status == Status.COMPLETED})
+    if lost:
+        message = f"{table} has completed tasks that still have a schedule, but no next run: {', '.join(lost)}"
+        fix = f"restart them: session.reschedule({spec.entity.__name__}, ...), with a valid schedule; or set it to NULL"
+        yield Finding.of(spec, Severity.WARNING, "stopped-schedule", message, fix)
+
+
+# -- finds rows that claims have set aside because they cannot be read ------------------------------------------------
+
+SCAN = 20_000
+"""The number of waiting tasks, and of the last tasks by primary key, that are examined: no index finds these rows."""
+NAMED = 10
+
+
+def set_aside(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield a finding if rows wait, or have become dead letters, because they cannot be read.  It names some keys."""
+    table, model = spec.table.fullname, spec.entity.__name__
+    waiting = select(*_row_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
+    last = select(*_row_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
+    for rows, status, then in (
+        (waiting.order_by(*(term.expression for term in spec.due_order)), Status.SCHEDULED, "are postponed"),
+        (last, Status.DISCARDED, "are dead letters"),
+    ):
+        keys = [tuple(row) for row in connection.execute(_found(rows, status))]
+        if keys:
+            named = "; ".join(key_text(key) for key in keys[:NAMED]) + ("; ..." if len(keys) > NAMED else "")
+            message = f"{table} has rows that cannot be read and {then}, with these keys: {named}"
+            retry = f"; then run: sqlqueue retry {model} --id KEY" if status is Status.DISCARDED else ""
+            fix = f"read the column {spec['error'].name}, deploy a release that can read the rows or repair them{retry}"
+            yield Finding.of(spec, Severity.WARNING, "unreadable-rows", message, fix)
+
+
+def _row_columns(spec: QueueSpec) -> list[Any]:
+    key = (column.label(f"key_{n}") for n, column in enumerate(spec.primary_key))
+    return [spec["status"].label("status"), spec["error"].label("error"), *key]
+
+
+def _found(rows: Any, status: Status) -> Any:
+    seen = rows.limit(SCAN).subquery("seen")
+    _, error, *key = seen.c
+    return select(*key).where(and_(seen.c.status == state(status), error.like(f"{UNREADABLE}%"))).limit(NAMED + 1)
+
+
+# -- checks of the rows that did not come from the queue: from before the table was one, or with an unknown status ----
+
+RECENT = 10_000
+"""The number of rows whose status is checked, the highest keys first: if keys ascend, these are the newest."""
+ROWS_READ = 100
+"""The number of rows read, the lowest keys first: if keys ascend, these are from before the table became a queue."""
+
+
+def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about rows that were in the table before it became a queue, and about unknown statuses.
+
+    Reads at most 10,000 rows.
+    """
+    yield from _of_statuses(connection, spec)
+    yield from unintended_tasks(connection, spec)
+    rows = _sample(spec)
+    final = rows.c.status.in_([state(status) for status in FINAL])
+    if spec.options.prunes and _has(connection, rows, and_(final, rows.c.finished_at.is_(None))):
+        table = spec.table.fullname
+        message = f"{table} has rows from before it became a queue: prune() keeps them, whatever the retention"
+        fix = "nothing; to delete them as well: sqlqueue prune --adopted --older-than ..."
+        yield Finding.of(spec, Severity.NOTE, "adopted-rows", message, fix)
+
+
+def _of_statuses(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    newest = select(spec["status"].label("status")).order_by(*(key.desc() for key in spec.primary_key)).limit(RECENT)
+    recent = newest.subquery("recent")
+    unknown = select(recent.c.status).where(recent.c.status.not_in([state(status) for status in Status]))
+    found = connection.scalars(unknown.distinct().order_by(recent.c.status)).all()
+    if found:
+        table, several = spec.table.fullname, ", ".join(map(repr, found))
+        message = f"{table} has rows with a status that sqlqueue does not know ({several}): no claim finds them"
+        fix = f"UPDATE {table} SET {spec['status'].name} = 'available' for these rows, or any of {', '.join(FINAL)}"
+        yield Finding.of(spec, Severity.WARNING, "unknown-status", message, fix)
+
+
+def unintended_tasks(connection: Connection, spec: QueueSpec) -> list[Finding]:
+    """Return a finding if workers would run rows from before the table became a queue.  Reads at most 100 rows.
+
+    These are available rows whose timestamps come from an ALTER TABLE instead of an INSERT.
+    """
+    rows = _sample(spec)
+    waiting = and_(rows.c.status == state(Status.AVAILABLE), rows.c.attempt == literal_column("0"))
+    if not _has(connection, rows, waiting) or not _were_filled(connection, spec, rows, waiting):
+        return []
+    table = spec.table.fullname
+    message = f"{table} has rows from before it became a queue that are available: workers run them as tasks"
+    fix = (
+        f"if they are not tasks: UPDATE {table} SET {spec['status'].name} = 'completed' for the rows from before it"
+        " became a queue, before a worker starts"
+    )
+    return [Finding.of(spec, Severity.WARNING, "unadopted-rows", message, fix)]
+
+
+def _were_filled(connection: Connection, spec: QueueSpec, rows: Subquery, waiting: Criterion) -> bool:
+    added_at = adapter_for(connection.dialect).schema.added_at(connection, spec["created_at"])
+    created_at, available_at = rows.c.created_at, rows.c.available_at
+    if added_at is not None and _has(connection, rows, and_(waiting, created_at == literal(added_at, created_at.type))):
+        return True
+    # on other engines a separate statement fills each column, available_at first
+    alike: Select[Any] = (
+        select(literal_column("1")).where(waiting, available_at < created_at).group_by(available_at, created_at)
+    )
+    return connection.execute(alike.having(func.count() > literal_column("1")).limit(1)).first() is not None
+
+
+def _sample(spec: QueueSpec) -> Subquery:
+    """Return the first rows, which are only compared: other programs may have inserted times that cannot be read."""
+    roles = ("status", "attempt", "available_at", "created_at", "finished_at")
+    columns = (spec[role].label(role) for role in roles)
+    return select(*columns).order_by(*spec.primary_key).limit(ROWS_READ).subquery("first_rows")
+
+
+def _has(connection: Connection, rows: Subquery, criterion: Criterion) -> bool:
+    found: Select[Any] = select(literal_column("1")).select_from(rows).where(criterion).limit(1)
+    return connection.execute(found).first() is not None
+
+
+# -- checks whether a live database can run the queues, for deployments, starting workers and operators ---------------
 
 Target: TypeAlias = Any
 """A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""

@@ -14,10 +14,9 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from .._support.exc import UnsupportedDialectError
+from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql.clock import UTCDateTime, utcdefault, utcnow
-from ..sql.key_text import KeyText
+from ..sql.rows import KeyText, UTCDateTime, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .mssql import SQLServer

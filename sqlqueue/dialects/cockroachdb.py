@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Select, func, select
 
-from ..queue.findings import Finding
-from ..queue.spec import Identity, QueueSpec
+from ..queue.spec import Finding, Identity, QueueSpec
 from .base import Adapter
 from .parts.plans import Plans, QueryPlan, explain
 from .parts.product import Product

@@ -16,9 +16,9 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, QueueSession, SQLQueueError
 
-from .._support.error_text import readable
+from .._support.checks import database_url
 from .._support.processes import CONTEXT, start
-from .._support.urls import database_url
+from .._support.texts import readable
 from ..worker.database.checkouts import UNREACHABLE, track
 
 # -- the error that ends a command early ------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, get_args, get_origin, get_type_hint
 
 from sqlalchemy.orm import Session
 
-from .._support.exc import ArgumentError
-from .._support.json_values import not_json
+from .._support.checks import not_json
+from .._support.errors import ArgumentError
 
 # -- arguments that are JSON values, and dataclasses of such values ---------------------------------------------------
 

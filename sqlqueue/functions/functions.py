@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .. import operations
 from .._support.checks import duration, key
-from .._support.exc import ArgumentError, HandlerNotFoundError
-from ..kinds.jobs import LONGEST_TASK, JobMixin
+from .._support.errors import ArgumentError, HandlerNotFoundError
+from ..kinds.columns import LONGEST_TASK, JobMixin
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.clock import aware, utcnow
+from ..sql.rows import aware, utcnow
 from .arguments import arguments_of
 
 if TYPE_CHECKING:

@@ -4,15 +4,11 @@
 To add a kind, add a module here, an import below, and its documentation.
 """
 
-from .jobs import JobMixin
+from .columns import JobMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
 from .limits import LimitMixin, SlotMixin
 from .outbox import OutboxMixin
 from .recurring import RecurringMixin
-from .results import ResultMixin
 from .stages import StageMixin
-from .topics import TopicMixin
-from .traces import TraceMixin
-from .unique import UniqueMixin
 
 __all__ = [
     "JobMixin",

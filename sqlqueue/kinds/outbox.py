@@ -11,14 +11,12 @@ from sqlalchemy.orm import Mapped, Session
 from .._support import checks
 from ..dialects import json_type, key_type, lasting_keys, text_type
 from ..dialects.base import Adapter
-from ..lifecycle.kind import Kind, KindIndex
-from ..lifecycle.reasons import Cause, Reason, SeenTask
-from ..model.columns import LONGEST_KEY, check_stored_json, optional
-from ..model.mixins import QueueMixin
+from ..lifecycle.kind import Cause, Kind, KindIndex, Reason, SeenTask
+from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Ordering, QueueSpec
-from ..sql.place import counts_before
+from ..sql.selection import counts_before
 
 
 class Outbox(Kind):

@@ -1,4 +1,4 @@
-"""Queues whose tasks go through stages."""
+"""Pipelines: tasks that go through stages, each with attempts of its own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ from collections.abc import Container
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from sqlalchemy import ColumnElement, case, literal, null
+from sqlalchemy import Column, ColumnElement, case, literal, null
 from sqlalchemy.orm import Mapped
 
 from .._support import checks
 from ..dialects import key_type
 from ..lifecycle.fence import Fence
-from ..lifecycle.kind import Kind, Partition, Proposed
-from ..model.columns import option
-from ..model.mixins import QueueMixin
-from ..queue.options import QueueOptions
+from ..lifecycle.kind import ColumnMaker, Kind, Partition, Proposed
+from ..model.declaration import QueueMixin, counter, option
+from ..queue.options import QueueOptions, Status
 from ..queue.spec import Criterion, QueueSpec
-from ..queue.status import Status
-from ..sql.changes import Assignment
-from .lives import ATTEMPTS_BEFORE, SeveralLives
+from ..sql.rows import Assignment
+
+# -- the common base of kinds whose tasks get all their attempts again in each stage or run ---------------------------
+
+ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter()}
+
+
+class SeveralLives(Kind):
+    """A kind that counts the attempts of a task's earlier stages or runs in ``attempts_before``."""
+
+    def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
+        return spec["attempts_before"]
+
+    def rerun(self, fence: Fence, again: Criterion) -> list[Assignment]:
+        before = fence.spec["attempts_before"]
+        return [(before, case((again, fence.attempt), else_=before))]
+
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        before = spec["attempts_before"]
+        return [(before, case((running, before), else_=spec["attempt"]))]
+
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
+        return [(spec["attempts_before"], spec["attempt"])]
+
+
+# -- queues whose tasks go through stages -----------------------------------------------------------------------------
 
 LONGEST_STAGE = 64
 

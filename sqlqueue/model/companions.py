@@ -1,16 +1,23 @@
-"""Models whose one table serves all queues of a ``MetaData``: pauses, registered workers, and the history."""
+"""The tables beside the queues: pauses, the history, the registry of workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from sqlalchemy import MetaData, Table
+from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, String, Table, event
+from sqlalchemy.orm import Mapped, Mapper
+from sqlalchemy.sql.elements import conv
 
-from .._support.exc import ConfigurationError
-from ..queue.spec import QueueSpec
-from .declaration import place
-from .mixins import subclasses
+from .._support.errors import ConfigurationError
+from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
+from ..queue.options import HistoryOptions
+from ..queue.spec import QueueSpec, index_name
+from ..sql.rows import utcdefault
+from .declaration import LONGEST_KEY, LONGEST_NAME, place, subclasses
+
+# -- models whose one table serves all queues of a `MetaData`: pauses, registered workers, and the history ------------
 
 
 class CompanionMixin:
@@ -55,3 +62,207 @@ def missing_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str
         f'        __tablename__ = "queue_{kind.lower()}"\n',
         model=spec.entity,
     )
+
+
+# -- the model of the table that records which queues are paused ------------------------------------------------------
+
+_LONGEST_QUEUE = 386
+"""The maximum length of a queue's key: a schema, a table and a topic, with their separators."""
+
+
+def _pause_columns() -> dict[str, dict[str, Any]]:
+    required = {"nullable": False}
+    return {
+        "queue": {"type_": key_type(_LONGEST_QUEUE), "primary_key": True},
+        "paused_at": {"type_": timestamp_type(), **required},
+        "paused_by": {"type_": text_type(LONGEST_NAME), **required},
+        "reason": {"type_": error_type(), "nullable": True},
+    }
+
+
+class PauseMixin(CompanionMixin):
+    """A mixin for the model that records which queues are paused; :func:`.pause` and :func:`.resume` write its rows.
+
+    >>> class QueuePause(PauseMixin, Base):
+    ...     __tablename__ = "queue_pause"
+
+    Declare one for all queues of the same ``MetaData``, in their database.  Workers find it automatically.
+    """
+
+    __companion_columns__ = staticmethod(_pause_columns)
+
+    if TYPE_CHECKING:
+        queue: Mapped[str]
+        """The queue's table, followed by ``:`` and a topic if only that is paused."""
+        paused_at: Mapped[datetime]
+        """The time of the pause."""
+        paused_by: Mapped[str]
+        """The name of the process, or the one given to :func:`.pause`."""
+        reason: Mapped[str | None]
+        """The reason given to :func:`.pause`."""
+
+
+def pause_table(metadata: MetaData) -> Table | None:
+    """Return the table of paused queues in ``metadata``, or ``None``.
+
+    Raises :class:`.ConfigurationError` if there are several.
+    """
+    return companion_table(PauseMixin, metadata)
+
+
+# -- the model that stores the finished attempts of all queues --------------------------------------------------------
+
+_LONGEST_TABLE = 257
+"""The length of a schema, a dot and a table."""
+
+
+class History(NamedTuple):
+    """The table and options of the history for the queues of one ``MetaData``."""
+
+    table: Table
+    options: HistoryOptions
+
+
+def _history_columns() -> dict[str, dict[str, Any]]:
+    required = {"nullable": False}
+    return {
+        "id": {"type_": serial_type(), "items": (Identity(),), "primary_key": True},
+        "queue": {"type_": key_type(_LONGEST_TABLE), **required},
+        "task": {"type_": key_type(LONGEST_KEY), **required},
+        "attempt": {"type_": Integer(), **required},
+        "claimed_by": {"type_": text_type(LONGEST_NAME), "nullable": True},
+        "started_at": {"type_": timestamp_type(), "nullable": True},
+        "finished_at": {"type_": timestamp_type(), "server_default": utcdefault(), **required},
+        "outcome": {"type_": String(16), **required},
+        "error": {"type_": error_type(), "nullable": True},
+        "traceback": {"type_": long_text_type(), "nullable": True},
+    }
+
+
+class HistoryMixin(CompanionMixin):
+    """A mixin for the model that stores the history of all queues of the same ``MetaData``: one row for each finished
+    attempt.
+
+    >>> class QueueHistory(HistoryMixin, Base):
+    ...     __tablename__ = "queue_history"
+    ...     __history__ = HistoryOptions(retention=timedelta(days=30))
+
+    Each settlement writes its rows in the same transaction, with one more statement for each batch. If a claimer
+    crashes, the attempt is recorded when its task is taken over. :func:`.history` reads the rows.
+    """
+
+    __companion_columns__ = staticmethod(_history_columns)
+    __history__: ClassVar[HistoryOptions] = HistoryOptions()
+
+    if TYPE_CHECKING:
+        id: Mapped[int]
+        queue: Mapped[str]
+        """The queue's table."""
+        task: Mapped[str]
+        """The primary key of the task as text."""
+        attempt: Mapped[int]
+        claimed_by: Mapped[str | None]
+        """The name of the claimer."""
+        started_at: Mapped[datetime | None]
+        """When it was claimed; ``None`` if only a lock held the row, which stores no time."""
+        finished_at: Mapped[datetime]
+        outcome: Mapped[str]
+        """The :class:`.AttemptOutcome`."""
+        error: Mapped[str | None]
+        traceback: Mapped[str | None]
+        """The application's frames, without local variables."""
+
+
+_KEY = "sqlqueue.history"
+
+
+def history_of(metadata: MetaData) -> History | None:
+    """Return the history of the queues of ``metadata``, if the application has one."""
+    found: History | None = metadata.info.get(_KEY)
+    return found
+
+
+def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
+    """Add the indexes to the table, and register it as the history of its ``MetaData``."""
+    table = mapper.local_table
+    if not isinstance(table, Table) or mapper.inherits is not None:
+        return
+    before = history_of(table.metadata)
+    if before is not None and before.table is not table:
+        raise ConfigurationError(
+            f"the history of all queues belongs in one table, not in {before.table} and {table}: derive only one"
+            " model from HistoryMixin"
+        )
+    if not isinstance(cls.__history__, HistoryOptions):
+        raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")
+    for name, columns in (("task", ("queue", "task", "id")), ("outcome", ("queue", "outcome", "finished_at"))):
+        Index(conv(index_name(table.name, name)), *(table.c[column] for column in columns))
+    table.metadata.info[_KEY] = History(table, cls.__history__)
+
+
+event.listen(HistoryMixin, "after_mapper_constructed", _mapped, propagate=True)
+
+
+# -- the model in which running workers are registered ----------------------------------------------------------------
+
+_LONGEST_ID = 32
+_LONGEST_COMMAND = 16
+
+
+def _worker_columns() -> dict[str, dict[str, Any]]:
+    required, optional = {"nullable": False}, {"nullable": True}
+    return {
+        "id": {"type_": key_type(_LONGEST_ID), "primary_key": True},
+        "name": {"type_": text_type(LONGEST_NAME), **required},
+        "host": {"type_": text_type(LONGEST_NAME), **required},
+        "process": {"type_": Integer(), **required},
+        "started_at": {"type_": timestamp_type(), **required},
+        "seen_at": {"type_": timestamp_type(), **required},
+        "version": {"type_": text_type(LONGEST_NAME), **optional},
+        "handlers": {"type_": json_type(), **required},
+        "last_claim_at": {"type_": timestamp_type(), **optional},
+        "memory": {"type_": BigInteger(), **optional},
+        "command": {"type_": String(_LONGEST_COMMAND), **optional},
+        "concurrency": {"type_": Integer(), **optional},
+    }
+
+
+class WorkerMixin(CompanionMixin):
+    """A mixin for the model that registers running workers; :func:`.workers` reads its rows.
+
+    >>> class QueueWorker(WorkerMixin, Base):
+    ...     __tablename__ = "queue_worker"
+
+    Declare one for all queues of the same ``MetaData``, in their database. Workers find it automatically. Each writes
+    its row every ten seconds, and reads from it the commands that :func:`.drain_workers`, :func:`.stop_workers` and
+    :func:`.set_concurrency` write.
+    """
+
+    __companion_columns__ = staticmethod(_worker_columns)
+
+    if TYPE_CHECKING:
+        id: Mapped[str]
+        """A random id for one run of a worker; a restarted worker gets a new row."""
+        name: Mapped[str]
+        """The worker's name, as stored in ``claimed_by`` of its tasks."""
+        host: Mapped[str]
+        process: Mapped[int]
+        started_at: Mapped[datetime]
+        seen_at: Mapped[datetime]
+        """When the worker last wrote the row, by the database's clock."""
+        version: Mapped[str | None]
+        """The version of the application, as given to the worker."""
+        handlers: Mapped[list[dict[str, Any]]]
+        """The worker's handlers, one object for each, see :class:`.HandlerInfo`."""
+        last_claim_at: Mapped[datetime | None]
+        memory: Mapped[int | None]
+        """The resident memory of the process in bytes."""
+        command: Mapped[str | None]
+        """``drain`` or ``stop``."""
+        concurrency: Mapped[int | None]
+        """How many calls each handler runs at a time; ``None``: the number with which it was registered."""
+
+
+def worker_table(metadata: MetaData) -> Table | None:
+    """Return the table in which the workers of the queues of ``metadata`` are registered, if there is one."""
+    return companion_table(WorkerMixin, metadata)

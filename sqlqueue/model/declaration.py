@@ -1,27 +1,178 @@
-"""Declaration of a model's queue: checks the class, adds its columns, and creates its spec and indexes."""
+"""Turns a class with a mixin into columns, indexes and a spec."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sqlalchemy import Column, Connection, FromClause, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    event,
+    select,
+    text,
+)
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
 from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.sql.elements import SQLCoreOperations, conv
 
-from .._support.exc import ConfigurationError
-from ..dialects import adapter_for
-from ..lifecycle.kind import ColumnMaker, Kind, kinds_in, kinds_of
-from ..queue.options import QueueOptions
-from ..queue.spec import QueueSpec
-from ..queue.status import Status
-from ..sql.clock import aware, utcnow
-from .columns import COLUMNS, check_status, check_values, is_given
-from .indexes import attach_indexes
+from .._support import checks
+from .._support.checks import check_json
+from .._support.errors import ArgumentError, ConfigurationError
+from ..dialects import adapter_for, error_type, index_options, text_type, timestamp_type
+from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kinds_of
+from ..queue.options import QueueOptions, Status
+from ..queue.spec import Criterion, QueueSpec
+from ..sql.rows import aware, is_available, is_due, utcdefault, utcinsertion, utcnow
+
+# -- the columns of every queue, by role, and the checks of their values ----------------------------------------------
+
+LONGEST_NAME = 200
+"""The maximum length of a claimer's name, in characters."""
+LONGEST_KEY = 255
+"""The maximum length of a unique key or a limit key, in characters."""
+
+
+def counter() -> dict[str, Any]:
+    """Return the arguments of a required integer column that starts at 0."""
+    return {"type_": Integer(), "server_default": text("0"), "nullable": False}
+
+
+def option(kind: Any, value: int | str) -> dict[str, Any]:
+    """Return the arguments of a required column whose default is an option of the queue.
+
+    Other programs that insert get the server default, as of the last migration.
+    """
+    default = text(str(value)) if isinstance(value, int) else value
+    return {"type_": kind, "insert_default": value, "server_default": default, "nullable": False}
+
+
+def optional(kind: Any) -> dict[str, Any]:
+    """Return the arguments of a nullable column."""
+    return {"type_": kind, "nullable": True}
+
+
+def _moment(_: QueueOptions) -> dict[str, Any]:
+    # the server default is for rows that other programs insert; this library always sets the time
+    return {
+        "type_": timestamp_type(),
+        "insert_default": utcinsertion(),
+        "server_default": utcdefault(),
+        "nullable": False,
+    }
+
+
+COLUMNS: dict[str, ColumnMaker] = {
+    "status": lambda _: {"type_": String(16), "server_default": Status.AVAILABLE.value, "nullable": False},
+    "priority": lambda _: counter(),
+    "available_at": _moment,
+    "attempt": lambda _: counter(),
+    "max_attempts": lambda options: option(Integer(), options.max_attempts),
+    "claimed_by": lambda _: optional(text_type(LONGEST_NAME)),
+    "claimed_at": lambda _: optional(timestamp_type()),
+    "claim_token": lambda _: {"type_": BigInteger(), "server_default": text("0"), "nullable": False},
+    "crashes": lambda _: counter(),
+    "finished_at": lambda _: optional(timestamp_type()),
+    "error": lambda _: optional(error_type()),
+    "created_at": _moment,
+}
+"""The columns of every queue; kinds declare theirs in :attr:`.Kind.columns`."""
+
+
+_STATUSES = tuple(status.value for status in Status)
+
+
+def check_stored_json(name: str, value: object, _: int | None) -> None:
+    """Raise :class:`.ArgumentError` for a value that cannot be stored as JSON; a :data:`.Check`."""
+    check_json(name, value)
+
+
+def check_values(spec: QueueSpec, values: Mapping[str, Any]) -> None:
+    """Raise :class:`.ArgumentError` for values, by attribute, that some engine cannot store or distinguish from others.
+
+    SQL expressions are not checked.
+    """
+    for name, check, longest in _checks_of(spec):
+        value = values.get(name)
+        if value is not None and not isinstance(value, SQLCoreOperations):
+            check(name, value, longest)
+    for name in spec.key_parts:
+        if name in values and values[name] is None:
+            raise ArgumentError(f"{name}=None: each part of the primary key of {spec.entity.__name__} is required")
+
+
+def check_status(spec: QueueSpec, values: Mapping[str, Any]) -> None:
+    """Raise :class:`.ArgumentError` for a status, by attribute, that is none: no operation would ever find the task."""
+    name = spec.attributes["status"]
+    value = values.get(name)
+    if value is not None and not isinstance(value, SQLCoreOperations) and value not in _STATUSES:
+        raise ArgumentError(
+            f"{name}={value!r} is not a status: leave it out for a new task, or give one of {', '.join(_STATUSES)}"
+        )
+
+
+def is_given(moment: object) -> bool:
+    """Return whether ``moment`` is a time that somebody chose for ``available_at``, instead of the column's default."""
+    return moment is not None and not isinstance(moment, utcinsertion)
+
+
+@cache
+def _checks_of(spec: QueueSpec) -> tuple[tuple[str, Check, int | None], ...]:
+    checked: dict[str, Check] = {"claimed_by": checks.text}
+    for kind in kinds_of(spec):
+        checked |= kind.checks
+    return tuple(
+        (spec.attributes[role], check, getattr(spec[role].type, "length", None)) for role, check in checked.items()
+    )
+
+
+# -- the indexes of a queue: named explicitly, and each a single object that serves all engines -----------------------
+
+
+def attach_indexes(spec: QueueSpec) -> None:
+    """Add the indexes that claims need to the table of ``spec``.
+
+    Each begins with the columns compared for equality, followed by the claim order: if an engine that locks the rows
+    it scans had to sort, it would lock rows that the claim does not return.
+    """
+    for partition in ((), *((column,) for column in spec.partitions)):
+        ready = [spec["status"], *(term.expression for term in spec.ready_order if term.column not in partition)]
+        if all(term.column is not spec["available_at"] for term in spec.ready_order):
+            ready.append(spec["available_at"])  # so that a claim skips rows with later times without reading the table
+        due = [term.expression for term in spec.due_order if term.column not in partition]
+        _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_available(spec))
+        _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
+    if spec.options.prunes:
+        _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
+    for index in kind_indexes(spec):
+        _index(spec, spec.index_name(index.name), list(index.columns), index.predicate, unique=index.unique)
+
+
+def kind_indexes(spec: QueueSpec) -> list[KindIndex]:
+    """Return the indexes that the queue's kinds add."""
+    return [index for kind in kinds_of(spec) for index in kind.indexes(spec)]
+
+
+def _index(
+    spec: QueueSpec, name: str, columns: list[ColumnElement[object]], predicate: Criterion, *, unique: bool = False
+) -> None:
+    if all(index.name != name for index in spec.table.indexes):
+        Index(conv(name), *columns, unique=unique, **index_options(predicate))
+
+
+# -- declaration of a model's queue: checks the class, adds its columns, and creates its spec and indexes -------------
 
 
 def _columns(cls: type[Any]) -> dict[str, ColumnMaker]:
@@ -279,3 +430,82 @@ def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], d
     """Return the time from which a task with these ``values``, by attribute, is first due, if a kind determines it."""
     moments = (kind.moment(spec, values, now) for kind in kinds_of(spec))
     return next((moment for moment in moments if moment is not None), None)
+
+
+# -- the mixin that turns a model into a queue; the mixins of all kinds derive from it --------------------------------
+
+
+class QueueMixin:
+    """A mixin that turns a model into a queue, whose rows are the tasks.
+
+    Each class that maps a table gets the columns below and two indexes; ``__queue__`` takes :class:`.QueueOptions`.
+    The class definition raises :class:`.ConfigurationError` for a model that cannot be a queue.
+    """
+
+    __queue__: ClassVar[QueueOptions] = QueueOptions()
+    """The model's options."""
+    __queue_kind__: ClassVar[Kind | None] = None
+    """What a mixin adds to the queue; defined only in the namespaces of this package's mixins."""
+    __queue_spec__: ClassVar[QueueSpec]
+
+    if TYPE_CHECKING:
+        status: Mapped[str]
+        """The task's :class:`.Status`."""
+        priority: Mapped[int]
+        """The priority; smaller numbers come first."""
+        available_at: Mapped[datetime]
+        """The time from which the row may be claimed (again); for final rows, the time when they became final."""
+        attempt: Mapped[int]
+        """How many times the row has been claimed.  Never decreases."""
+        max_attempts: Mapped[int]
+        """The value of ``attempt`` at which the row is no longer claimed."""
+        claimed_by: Mapped[str | None]
+        """The name of the last claimer."""
+        claimed_at: Mapped[datetime | None]
+        """The time of the last claim."""
+        claim_token: Mapped[int]
+        """The random number of the last claim with a lease, by which settling recognizes the claim; negative if a
+        worker made it."""
+        crashes: Mapped[int]
+        """How many worker processes have crashed while running the task; reset to 0 when an attempt ends."""
+        finished_at: Mapped[datetime | None]
+        """The time when the row became final; ``None`` in final rows from before the table became a queue."""
+        error: Mapped[str | None]
+        """The text of the last failure."""
+        created_at: Mapped[datetime]
+        """The time of the insert."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if declares_columns(cls):
+            declare(cls)
+        super().__init_subclass__(**kwargs)
+        mapper = cls.__dict__.get("__mapper__")
+        if mapper is not None and "__queue_spec__" not in cls.__dict__:
+            make_spec(mapper, cls)
+
+
+def queues(metadata: MetaData) -> list[QueueSpec]:
+    """Return the queues whose tables are in ``metadata``, sorted by table; subclasses follow their base class."""
+    found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
+    specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
+    return sorted(specs, key=lambda spec: spec.table.key)
+
+
+def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """Return all direct and indirect subclasses, each once, bases first."""
+    level = cls.__subclasses__()
+    seen: dict[type[Any], None] = {}
+    while level:
+        seen.update(dict.fromkeys(level))
+        level = [each for base in level for each in base.__subclasses__() if each not in seen]
+    return iter(seen)
+
+
+event.listen(QueueMixin, "after_mapper_constructed", make_spec, propagate=True)
+event.listen(QueueMixin, "before_insert", check, propagate=True)
+event.listen(QueueMixin, "before_insert", check_key, propagate=True)
+event.listen(QueueMixin, "before_insert", schedule, propagate=True)
+event.listen(QueueMixin, "before_update", check, propagate=True)
+
+
+T = TypeVar("T", bound=QueueMixin)

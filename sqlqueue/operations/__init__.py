@@ -1,28 +1,23 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
-from .batches import Reactivated
-from .bulk import rescue
-from .claiming import claim, claim_many
-from .claiming_block import claiming
-from .consuming import consume, consume_many
-from .declared_schedules import DeclaredSchedules, declare_schedules
+from .bulk import Reactivated, rescue
+from .claiming import claim, claim_in_turns, claim_many
+from .consuming import claiming, consume, consume_many
 from .enqueueing import enqueue
 from .failures import ErrorGroup, errors
-from .fair import claim_in_turns
-from .finding import find
 from .history import PastAttempt, history, prune_history
 from .limits import Limit, limits, set_limit
+from .paging import find
 from .pausing import Pause, pause, paused, resume
 from .pruning import Pruned, prune
-from .reactivating import rerun, retry
-from .registry import Command, HandlerInfo, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
-from .rescheduling import reschedule, unschedule
-from .running_now import run_now
+from .reactivating import rerun, retry, run_now
+from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
 from .timeline import Bucket, Durations, timeline
 from .upkeep import promote
 from .why import Explanation, why
+from .workers import Command, HandlerInfo, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
 
 __all__ = [
     "Bucket",

@@ -1,34 +1,208 @@
-"""Claims tasks for processing."""
+"""The parameters of claims: which tasks are wanted, in which order, and by whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+import random
+import time
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias
 
-from sqlalchemy.orm import InstanceState, Session
+from sqlalchemy import ColumnElement, and_
+from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support.claim import Claim, new_token
-from .._support.statement_cache import CACHE_SIZE
-from ..lifecycle.fence import Fence
-from ..lifecycle.fenced import TOKEN, FencedClaims
+from .._support import checks
+from .._support.checks import count, duration
+from .._support.errors import ArgumentError, Claim, new_token
+from ..dialects.base import Adapter
+from ..dialects.parts.claims import Taking
+from ..dialects.parts.rows import Parameters
+from ..lifecycle.fence import TOKEN, Fence, FencedClaims
 from ..lifecycle.kind import holding_slots, kinds_of, recurs
 from ..lifecycle.transitions import taking, taking_over
-from ..model.history import history_of
-from ..model.mixins import T
-from ..queue.spec import QueueSpec, Where, spec_of
-from ..queue.status import Status
-from ..sql.changes import LARGEST, write
-from ..transaction.claims import claim_of, settle
-from ..transaction.connection import AnySession, open_, open_to_claim, session_of
-from ..transaction.ledger import Hold, guard, ledger_of
-from .claim_query import ClaimQuery, Lease, OrderBy, check_claim, claimer_name, scoped
-from .recording import ABANDONED, record
-from .taking import Patience, take
+from ..model.companions import history_of
+from ..model.declaration import LONGEST_NAME, T
+from ..queue.options import Status
+from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
+from ..sql.rows import LARGEST, Assignment, is_held, write
+from ..sql.selection import Pick, Step, named_picks, picks
+from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
+from ..transaction.ledger import Hold, claim_of, guard, ledger_of, settle
+from .recording import ABANDONED, last_claims, record
+from .session_criteria import scope_of
+from .unreadable import set_aside
+
+# -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
+
+Lease: TypeAlias = timedelta | Literal["default"] | None
+OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
+OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
+
+
+class ClaimQuery:
+    """Reusable claim parameters; caches the statements of repeated claims."""
+
+    def __init__(
+        self,
+        spec: QueueSpec,
+        where: Sequence[Where] = (),
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+    ) -> None:
+        """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``."""
+        if not isinstance(options, Sequence):
+            raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+        self.spec = spec
+        self.where = where
+        self.order = _order(spec, order_by)
+        self.options = options
+        self.steps: tuple[Step, ...] = picks(spec, where, self.order)
+
+    def narrowed(self, where: Sequence[Where], *, named: bool = False) -> ClaimQuery:
+        """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
+        narrowed = ClaimQuery(self.spec, where, self.order, self.options)
+        narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
+        return narrowed
+
+    @cached_property
+    def ready(self) -> ClaimQuery:
+        """A copy that claims available rows only, for a caller that has just found no due rows."""
+        ready = copy(self)
+        ready.steps = self.steps[:1]
+        return ready
+
+
+def scoped(session: Session, query: ClaimQuery) -> ClaimQuery:
+    """Restrict ``query`` to the rows that the session's loader criteria allow."""
+    scope = scope_of(session, query.spec, query.options)
+    return query.narrowed([*query.where, *scope]) if scope else query
+
+
+def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
+    order = tuple(order_by) if isinstance(order_by, Sequence) else (order_by,)
+    if isinstance(order_by, str) or not all(
+        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
+    ):
+        raise ArgumentError(f"order_by={order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
+    return order
+
+
+def check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
+    """Raise :class:`.ArgumentError` for an order that no index has, on engines that lock the rows that they sort."""
+    if order and pick.index is not None and not adapter.locking.orders_freely:
+        name = adapter.product.name
+        raise ArgumentError(
+            f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
+            f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which creates that index"
+        )
+
+
+def check_claim(limit: int, lease: Lease) -> None:
+    """Raise :class:`.ArgumentError` for an invalid limit or lease."""
+    count("limit", limit)
+    if lease is not None and lease != "default":
+        duration("lease", lease)
+
+
+def claimer_name(claimed_by: str | None) -> str:
+    """Return the name to store in ``claimed_by``, by default ``host:pid``."""
+    return default_claimer() if claimed_by is None else checks.name("claimed_by", claimed_by, LONGEST_NAME)
+
+
+# -- takes the rows of tasks: locks them, and writes the claim --------------------------------------------------------
+
+PATIENCE = 1.0
+"""Seconds for which a claim goes on after it has met a row that cannot be read."""
+
+
+class Patience:
+    """Tells when a claim that meets rows that cannot be read has to return.
+
+    There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
+    """
+
+    def __init__(self) -> None:
+        self._until = math.inf
+
+    def begin(self) -> None:
+        """Let the time begin, if it has not yet."""
+        self._until = min(self._until, time.monotonic() + PATIENCE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() >= self._until
+
+
+def take(
+    session: Session,
+    query: ClaimQuery,
+    limit: int,
+    assignments: Sequence[Assignment] = (),
+    parameters: Parameters | None = None,
+    *,
+    delete: bool = False,
+    patience: Patience | None = None,
+) -> list[Any]:
+    """Take available rows first, then due rows if there are fewer than ``limit``.
+
+    Rows that cannot be read are set aside, and others taken instead, until the ``patience`` of the claim is over.
+    """
+    adapter = open_to_claim(session, query.spec, holds=not assignments and not delete)
+    spec, tasks = query.spec, list[Any]()
+    passed, patience = ledger_of(session).locked(spec.table), patience or Patience()
+    for step in query.steps:
+        while len(tasks) < limit:
+            pick = step(limit - len(tasks))
+            if passed:
+                pick = pick.without(adapter.keys.key_in(spec, passed))
+            check_order(adapter, pick, query.order)
+            taking = Taking(
+                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
+            )
+            records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
+            taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+            if not taking.unreadable:
+                tasks += taken
+                break
+            patience.begin()
+            set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
+            # a claim that has to search for its rows also finds those of the step before
+            before = {spec.identity_of(task) for task in tasks}
+            tasks += [task for task in taken if spec.identity_of(task) not in before]
+            passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
+            if patience.is_over:
+                return tasks
+    return tasks
+
+
+def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
+    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
+
+    The rows are locked first: afterwards they show only the new claim.
+    """
+    pick, tasks = taking.pick, list[Any]()
+    spec = pick.spec
+    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
+        named = adapter.keys.key_in(spec, some)
+        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
+        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
+        taken = adapter.claims.take(session, replace(taking, pick=chosen))
+        found = {spec.identity_of(task) for task in taken}
+        if taking.assignments:  # otherwise, setting rows aside records them
+            found.update(each.identity for each in taking.unreadable)
+        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
+        tasks += taken
+    return tasks
+
+
+# -- claims tasks for processing --------------------------------------------------------------------------------------
 
 _taking = lru_cache(CACHE_SIZE)(taking)
 
@@ -230,3 +404,53 @@ class TakingSome:
     @property
     def is_over(self) -> bool:
         return self.claimer.patience.is_over
+
+
+# -- claims from several parts of a queue in fair shares --------------------------------------------------------------
+
+
+def claim_in_turns(
+    session: AnySession,
+    entity: type[T],
+    by: InstrumentedAttribute[Any],
+    values: Sequence[Any],
+    *where: Where,
+    limit: int,
+    lease: timedelta | Literal["default"] | None = "default",
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> Sequence[T]:
+    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, as evenly among the values as possible.
+
+    A message type with a million tasks does not delay one with ten: each value has an equal share, and what it cannot
+    use goes to the others.  The order of the values is random.  Returns the tasks grouped by value, each group in claim
+    order.  Each value takes one claim, which uses the index that ``QueueOptions(partitions=...)`` or a mixin creates
+    for ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
+    """
+    count("limit", limit)
+    if not isinstance(by, InstrumentedAttribute):
+        raise ArgumentError(f"by={by!r}: give an attribute, as in {entity.__name__}.priority")
+    if isinstance(values, str) or not isinstance(values, Sequence) or not _differ(values):
+        raise ArgumentError(f"values={values!r}: give a sequence of different values")
+    claimed: dict[Any, list[T]] = {value: [] for value in random.sample(values, len(values))}
+    hungry = list(claimed)
+    while hungry and limit:
+        for value, share in zip(hungry, _shares(limit, len(hungry)), strict=False):
+            tasks = claim_many(
+                session, entity, *where, by == value, limit=share, lease=lease, options=options, claimed_by=claimed_by
+            )
+            claimed[value] += tasks
+            limit -= len(tasks)
+            if len(tasks) < share:
+                hungry = [each for each in hungry if each != value]
+    return [task for tasks in claimed.values() for task in tasks]
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Hashable) for value in values) and len(set(values)) == len(values)
+
+
+def _shares(limit: int, among: int) -> list[int]:
+    """Divide ``limit`` as evenly as possible; omit empty shares."""
+    size, more = divmod(limit, among)
+    return [share for share in (size + (number < more) for number in range(among)) if share]

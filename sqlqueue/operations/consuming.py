@@ -1,8 +1,9 @@
-"""Consumes tasks: claims and completes them at once."""
+"""Claims that are settled by the same call: consume, and the block of claiming()."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -10,24 +11,23 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support.claim import Claim, new_token
-from .._support.statement_cache import CACHE_SIZE
-from ..lifecycle.fenced import TOKEN
+from .._support.errors import Claim, ClaimLostError, UnsettledClaimError, new_token
+from .._support.texts import error_text, logger_of
+from ..lifecycle.fence import TOKEN
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import consuming
-from ..model.history import history_of
-from ..model.mixins import T
-from ..queue.history import AttemptOutcome
-from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.changes import LARGEST
-from ..transaction.claims import claim_of
+from ..model.companions import history_of
+from ..model.declaration import T
+from ..queue.options import AttemptOutcome
+from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
+from ..sql.rows import LARGEST
 from ..transaction.connection import AnySession, open_, session_of
-from ..transaction.ledger import ledger_of
-from .claim_query import ClaimQuery, OrderBy, check_claim, claimer_name, scoped
-from .claiming import claim_matching
-from .recording import Told, record
-from .settling import complete
-from .taking import take
+from ..transaction.ledger import claim_of, is_unsettled, ledger_of
+from .claiming import ClaimQuery, Lease, OrderBy, check_claim, claim, claim_matching, claimer_name, scoped, take
+from .recording import Attempt, Told, brief, record
+from .settling import complete, fail
+
+# -- consumes tasks: claims and completes them at once ----------------------------------------------------------------
 
 _consuming = lru_cache(CACHE_SIZE)(consuming)
 
@@ -111,3 +111,48 @@ def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> 
         if task in session:  # so that no attribute is loaded lazily later, which asyncio does not allow
             session.refresh(task)
     return tasks
+
+
+# -- a `with` block that claims a task and settles it -----------------------------------------------------------------
+
+logger = logger_of("sqlqueue")
+
+
+@contextmanager
+def claiming(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    lease: Lease = "default",
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> Generator[T | None]:
+    """Claim a task, run the block in a savepoint, and settle the task: ``with claiming(session, Task) as task:``.
+
+    Leaving the block completes the task, unless the block settled it.  An exception rolls the block's writes back to
+    the savepoint, is recorded by :func:`fail`, logged, and suppressed.  :class:`.ClaimLostError`, and exceptions that
+    do not derive from :class:`Exception`, are raised.  The target is ``None`` if no task is free.
+    """
+    session = session_of(session)
+    task = claim(session, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by)
+    if task is None:
+        yield None
+        return
+    held = claim_of(task)
+    attempt = Attempt.of(spec_of(entity), held, dict(instance_state(task).dict))
+    savepoint = session.begin_nested()
+    try:
+        yield task
+        savepoint.commit()
+    except BaseException as error:
+        if session.get_nested_transaction() is savepoint:
+            savepoint.rollback()  # raises if the engine has ended the whole transaction, as after a deadlock
+        if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
+            raise
+        prospect, reason = attempt.failing(type(error), None), brief(error_text(error))
+        logger.log(prospect.level, "%s failed (%s), %s", attempt, reason, prospect.text, exc_info=error)
+        fail(session, held, error)
+    else:
+        if is_unsettled(task):
+            complete(session, held)

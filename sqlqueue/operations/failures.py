@@ -11,19 +11,17 @@ from typing import Any, NamedTuple
 from sqlalchemy import CTE, ColumnElement, Executable, Select, Table, func, literal_column, select, union_all
 
 from .._support import checks
-from ..model.history import History
-from ..model.mixins import QueueMixin
-from ..queue.history import FAILED
+from ..model.companions import History
+from ..model.declaration import QueueMixin
+from ..queue.options import FAILED, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..queue.status import Status
-from ..sql.attempts import ended
-from ..sql.criteria import only
-from ..sql.states import state
+from ..sql.rows import ended, state
+from ..sql.selection import only
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of, identity_of
+from .paging import Window, Windows
 from .session_criteria import within
 from .unreadable import Shown, moments_read
-from .windows import Window, Windows
 
 LAST = 20_000
 """The number of failures that :func:`errors` reads by default."""

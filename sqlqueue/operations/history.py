@@ -11,20 +11,18 @@ from sqlalchemy import Select, Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from .._support.checks import count, duration
-from .._support.claim import Claim
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError, Claim
 from ..dialects.base import Adapter
-from ..model.companions import missing_companion
-from ..model.history import History, HistoryMixin, history_of
-from ..model.mixins import QueueMixin
-from ..queue.history import AttemptOutcome
+from ..model.companions import History, HistoryMixin, history_of, missing_companion
+from ..model.declaration import QueueMixin
+from ..queue.options import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.clock import utcnow
-from ..sql.criteria import only
+from ..sql.rows import utcnow
+from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
+from .filtering import identity
 from .recording import HASHED, task_key
 from .session_criteria import is_restricted, refuse_if_restricted, within
-from .text_values import identity
 from .unreadable import Shown, moments_read
 
 DEFAULT_LIMIT = 100

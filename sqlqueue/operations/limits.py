@@ -10,15 +10,11 @@ from sqlalchemy.orm import Session
 
 from .._support import checks
 from ..dialects.base import Adapter
-from ..kinds.new_slots import ENDLESS, create_slots, make, slots_of
-from ..kinds.slots import FOREVER, is_busy, usage
-from ..model.columns import LONGEST_KEY
-from ..model.mixins import QueueMixin
+from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
+from ..model.declaration import LONGEST_KEY, QueueMixin
+from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, spec_of
-from ..queue.status import Status
-from ..sql.changes import Assignment, remove, write
-from ..sql.clock import utcnow
-from ..sql.states import state
+from ..sql.rows import Assignment, remove, state, utcnow, write
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import refuse_if_restricted
 

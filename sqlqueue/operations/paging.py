@@ -1,24 +1,415 @@
-"""Reads tasks page by page, where pages have positions instead of numbers."""
+"""Pages of tasks, and the windows of rows that are searched for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import eq, gt, lt
 from typing import Any, Generic
 
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    UniqueConstraint,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    literal_column,
+    select,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.checks import count
-from .._support.error_text import UNREADABLE
+from .._support.texts import UNREADABLE, error_text
 from ..dialects.base import Adapter
-from ..model.mixins import T
-from ..queue.spec import Identity, Where, spec_of
-from ..queue.status import Status
+from ..dialects.parts.rows import Unreadable, forget_unfinished
+from ..model.declaration import T
+from ..queue.options import DUE, FINAL, Status
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
+from ..sql.rows import is_available, is_due, is_final, state
+from ..sql.selection import fixes, only, terms_of
 from ..transaction.connection import AnySession, open_, session_of
-from .finding import Damaged, find_all, key_of
+from .claiming import OrderBy
+from .recording import brief
 from .session_criteria import within
-from .windows import SCAN, Position, Window, Windows
+from .unreadable import say
+
+# -- windows on a queue: rows in the order of an index, of which a read examines at most a given number ---------------
+#
+# Without that limit, criteria that no index covers read the whole table if few rows satisfy them.
+
+SCAN = 20_000
+"""The maximum number of rows of a window that are examined, if no index covers the criteria."""
+
+Position = tuple[Any, ...]
+"""The values of a row by which its window is ordered, with ``None`` for each that cannot be read."""
+Order = tuple[Ordering, ...]
+_ONE: ColumnElement[int] = literal_column("1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The rows that satisfy all of ``rows`` and ``rest``, in ``order``."""
+
+    adapter: Adapter
+    spec: QueueSpec
+    index: str | None
+    """The queue's index that has the rows in that order; ``None`` if another one has."""
+    rows: tuple[Criterion, ...]
+    """The criteria that an index satisfies, in its own order."""
+    rest: tuple[Criterion, ...]
+    """The criteria that are evaluated for each of these rows."""
+    order: Order
+    scan: int
+    """The maximum number of rows that are examined, if there is a ``rest``."""
+
+    @property
+    def places(self) -> Sequence[Ordering]:
+        """The terms of the order that differ between rows."""
+        return _places(self.spec, self.order)
+
+    def backwards(self) -> Window:
+        """Return the same rows in the opposite order."""
+        return replace(self, order=_reversed(self.order))
+
+    def beyond(self, position: Position | None) -> Iterator[Window]:
+        """Yield windows of the rows after ``position``, in order, each of which is one range of the index if all values
+        of the position are known."""
+        if position is None:
+            yield self
+            return
+        known = [term.column == value for term, value in zip(self.places, position, strict=True) if value is not None]
+        fixed = list(zip(self.places, position, strict=True))
+        for number in reversed(range(len(fixed))):
+            same = [self._compared(eq, term, value, known) for term, value in fixed[:number]]
+            term, value = fixed[number]
+            after = self._compared(lt if term.descending else gt, term, value, known)
+            yield replace(self, rows=(*self.rows, *same, after))
+
+    def _compared(
+        self, comparison: Callable[[Any, Any], Criterion], term: Ordering, value: object, known: Sequence[Criterion]
+    ) -> Criterion:
+        """Return the comparison of a row's value with that of a position.
+
+        If that cannot be read, it is the value of the row with the ``known`` ones.  The position may come from a URL,
+        which could name any row: only rows of this window count.  Not a scalar subquery: MySQL would make a constant of
+        it, and compares no zero date with constants.
+        """
+        if value is not None:
+            return comparison(term.column, literal(value, term.column.type))
+        there = select(term.column.label("value")).where(*self.rows, *self.rest, *known).subquery("there")
+        return exists().where(comparison(term.column, there.c.value))
+
+    def select(self, *columns: ColumnElement[Any], limit: int | None) -> Select[Any]:
+        """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows only."""
+        if not self.rest:
+            return self._first(columns).limit(limit)
+        # as a column: for a criterion, planners might choose another access path than the window's index
+        matches = case((and_(*self.rest), _ONE)).label("matches")
+        order = [term.column.label(f"place_{number}") for number, term in enumerate(self.order)]
+        looked = self._first((matches, *order, *columns)).limit(self.scan).subquery("looked_at")
+        matching, *found = looked.c
+        places, wanted = found[: len(order)], found[len(order) :]
+        in_order = (term.over(place) for term, place in zip(self.order, places, strict=True))
+        return select(*wanted).where(matching == _ONE).order_by(*in_order).limit(limit)
+
+    def is_cut(self, session: Session) -> bool:
+        """Return whether there is a row number ``scan``, and no index covers all criteria."""
+        if not self.rest:
+            return False
+        last = self._row(self.scan, [_ONE.label("one")])
+        return self.adapter.rows.execute(session, self.spec, last).first() is not None
+
+    def end(self, session: Session) -> Position | None:
+        """Return the position of row number ``scan``; ``None`` if there are fewer, or an index covers all criteria.
+
+        If that cannot be read, return the position of a row before it, which may be as far back as there are rows
+        between them that cannot be read; ``None`` if no such row is found.
+        """
+        number, columns, back = self.scan if self.rest else 0, [term.column for term in self.places], 1
+        while number > 0:
+            try:
+                row = self.adapter.rows.execute(session, self.spec, self._row(number, columns)).first()
+                return None if row is None else tuple(row)
+            except Exception as error:
+                if not self.adapter.errors.is_of_row(error):
+                    raise
+            number, back = number - back, 2 * back
+        return None
+
+    def position_of(self, key: Identity) -> Position:
+        """Return the position of the row with this primary key, if no other value can be read."""
+        known: Mapping[Any, Any] = dict(zip(self.spec.primary_key, key, strict=True))
+        return tuple(known.get(term.column) for term in self.places)
+
+    def _row(self, number: int, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        return self._first(columns).offset(number - 1).limit(1)
+
+    def _first(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        rows = self.rows or (self.spec.primary_key[0].is_not(None),)
+        reading = select(*columns).where(and_(*rows)).order_by(*(term.expression for term in self.order))
+        return self.adapter.locking.advising(self.spec, self.index, reading)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """The windows through which a session reads a queue."""
+
+    adapter: Adapter
+    session: Session
+    spec: QueueSpec
+    scan: int
+
+    def of(self, status: Status | None, where: Sequence[Where]) -> Window:
+        """Return the window of the tasks that satisfy ``where`` and have this status, if one is given.
+
+        Available tasks are in claim order, other unfinished ones by ``available_at``, and all others by primary key,
+        the last first.  Where the claim index contains all tasks, those of each state are in claim order, the final
+        ones backwards.
+        """
+        spec, order = self.spec, order_of(self.adapter, self.spec, status)
+        terms = terms_of(spec, where)
+        in_state = () if status is None else (spec["status"] == state(status),)
+        if order is spec.due_order:
+            found = self._divided(_due(spec), (*terms, *in_state), order)
+        elif status is not None and order[0].column is spec.ready_order[0].column:
+            found = self._divided(in_state, terms, order)
+        else:
+            found = self._window((), (*terms, *in_state), order)
+        return self._better(terms)(found)
+
+    def all(self, where: Sequence[Where]) -> list[tuple[Sequence[Status], Window]]:
+        """Return windows that make up all tasks that satisfy ``where``, with their states.
+
+        Of final tasks, the last ones are examined.  An index that begins with ``finished_at`` does not find those that
+        were final before the table became a queue.
+        """
+        spec, terms = self.spec, terms_of(self.spec, where)
+        found: list[tuple[Sequence[Status], Window]] = [
+            (DUE, self._divided(_due(spec), terms, spec.due_order)),
+            ((Status.AVAILABLE,), self._divided((is_available(spec),), terms, spec.ready_order)),
+        ]
+        if self.adapter.schema.indexes_all:
+            found = [((status,), self._in_claim_order(status, terms)) for status in (*DUE, Status.AVAILABLE, *FINAL)]
+        elif finds_finished(self.adapter, spec):
+            found.append((FINAL, self.finished(and_(spec["finished_at"].is_not(None), is_final(spec)), terms)))
+        else:
+            found.append((FINAL, self._window((), (*terms, is_final(spec)), _last_first(spec))))
+        better = self._better(terms)
+        return [(states, better(window)) for states, window in found]
+
+    def finished(self, rows: Criterion, where: Sequence[Where]) -> Window:
+        """Return the window of these final tasks, the last finished first."""
+        order = (Ordering(self.spec["finished_at"], descending=True),)
+        return self._window((rows,), terms_of(self.spec, where), order)
+
+    def _in_claim_order(self, status: Status, terms: Sequence[Criterion]) -> Window:
+        order = self.spec.ready_order
+        in_state = (self.spec["status"] == state(status),)
+        return self._divided(in_state, terms, _reversed(order) if status in FINAL else order)
+
+    def _window(
+        self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order, index: str | None = None
+    ) -> Window:
+        adapter, spec, scan = self.adapter, self.spec, self.scan
+        return Window(adapter=adapter, spec=spec, index=index, rows=rows, rest=tuple(rest), order=order, scan=scan)
+
+    def _divided(self, rows: tuple[Criterion, ...], terms: Sequence[Criterion], order: Order) -> Window:
+        """Return the window of an index of the queue: of the first partition that ``terms`` fix, if they fix any."""
+        partition = next((column for column in self.spec.partitions if fixes(terms, column)), None)
+        fixed = [term for term in terms if partition is not None and fixes([term], partition)]
+        rest = [term for term in terms if not any(term is each for each in fixed)]
+        kind = "due" if order is self.spec.due_order else "claim"
+        index = self.spec.index_name(kind, [] if partition is None else [partition])
+        return self._window((*fixed, *rows), rest, order, index)
+
+    def _better(self, terms: Sequence[Criterion]) -> Callable[[Window], Window]:
+        """Return a function that makes a window use a better index, if ``terms`` fix the columns of one.
+
+        These are the primary key, and an index of the application that finds at most ``scan`` rows, which are sorted.
+        """
+        if all(fixes(terms, column) for column in self.spec.primary_key):
+            return lambda window: replace(window, index=None, rows=(*window.rows, *window.rest), rest=())
+        finds_few = cache(self._finds_few)
+
+        def better(window: Window) -> Window:
+            led = (term for term in window.rest if _leads(self.adapter, self.spec, term))
+            few = next((term for term in led if finds_few(term)), None)
+            if few is None:
+                return window
+            others = (term for term in window.rest if term is not few)
+            return replace(window, index=None, rows=(few,), rest=(*window.rows, *others))
+
+        return better
+
+    def _finds_few(self, term: Criterion) -> bool:
+        matching: Select[Any] = select(_ONE.label("one")).where(only(self.spec, term)).limit(self.scan + 1)
+        counted = select(func.count()).select_from(matching.subquery("matching"))
+        number: int = self.adapter.rows.execute(self.session, self.spec, counted).scalar_one()
+        return number <= self.scan
+
+
+def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
+    """Return the order of tasks in this state, which an index has."""
+    if status is Status.AVAILABLE or (status is not None and adapter.schema.indexes_all):
+        # the position of a page cannot contain NULL
+        if not any(getattr(term.column, "nullable", True) for term in spec.ready_order):
+            return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
+    elif status in DUE:
+        return spec.due_order
+    return _last_first(spec)
+
+
+def places_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Sequence[ColumnElement[Any]]:
+    """Return the columns whose values make up a position among tasks in this state."""
+    return [term.column for term in _places(spec, order_of(adapter, spec, status))]
+
+
+def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
+    """Return whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
+    partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
+    return any(
+        next(iter(index.columns), None) is spec["finished_at"]
+        for index in spec.table.indexes
+        if index.name not in partial
+    )
+
+
+def _last_first(spec: QueueSpec) -> Order:
+    return tuple(Ordering(column, descending=True) for column in spec.primary_key)
+
+
+def _reversed(order: Order) -> Order:
+    return tuple(replace(term, descending=not term.descending) for term in order)
+
+
+def _places(spec: QueueSpec, order: Order) -> Sequence[Ordering]:
+    """Return the terms of an order that differ between rows: among due ones, ``finished_at`` does not."""
+    return [term for term in order if term.column is not spec["finished_at"]] or order
+
+
+def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
+    return (spec["finished_at"].is_(None), is_due(spec))
+
+
+def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
+    """Return whether an index of all rows begins with a column for which ``term`` is an equality."""
+    option = adapter.schema.predicate_option
+    whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
+    firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]
+    unique = (each for each in spec.table.constraints if isinstance(each, UniqueConstraint))
+    firsts += [next(iter(each.columns), None) for each in unique]
+    return any(fixes([term], column) for column in firsts if isinstance(column, Column))
+
+
+# -- reads tasks without claiming or locking them ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Stands for a task that cannot be loaded.  It has the same attributes; for a value that cannot be read, a text
+    says why."""
+
+    identity: Identity
+    """The primary key."""
+    values: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def find(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    limit: int | None = None,
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+) -> Sequence[T]:
+    """Return tasks that satisfy ``where``, in any state, as they are in the database now, without claiming them.
+
+    ``order_by``: any columns; by default the primary key, the one order that never needs a sort.  ``limit``: the
+    maximum number to return; all by default.  ``options``: any loader options.  To find tasks older than an hour by the
+    database's clock, give ``Task.created_at <= utcnow(-timedelta(hours=1))``.
+
+    Rows that cannot be read are logged, and left out.
+    """
+    found = find_all(session, entity, *where, limit=limit, order_by=order_by, options=options)
+    return [task for task in found if not isinstance(task, Damaged)]
+
+
+def find_all(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    limit: int | None = None,
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+) -> Sequence[T | Damaged]:
+    """Return tasks as :func:`find` does, with a stand-in for each that cannot be read."""
+    spec = spec_of(entity)
+    session = session_of(session)
+    if limit is not None:
+        count("limit", limit)
+    adapter = open_(session, spec)
+    order = order_by if isinstance(order_by, Sequence) else (order_by,)
+
+    def choosing(statement: Select[Any], criteria: Sequence[Where]) -> Select[Any]:
+        return statement.where(only(spec, *criteria)).order_by(*(order or spec.primary_key)).limit(limit)
+
+    try:
+        rows = session.scalars(
+            choosing(select(entity), where).options(*options),
+            execution_options={"populate_existing": True},
+            bind_arguments=spec.bind_arguments,
+        )
+        return rows.unique().all()
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+        wanted = select(*spec.primary_key).select_from(spec.mapper.persist_selectable)
+        keys = adapter.rows.keys(session, spec, choosing(wanted, within(session, spec, where)))
+        forget_unfinished(session, spec, keys, error)
+        return _separately(adapter, session, spec, keys, options)
+
+
+def _separately(
+    adapter: Adapter, session: Session, spec: QueueSpec, keys: Sequence[Identity], options: Sequence[ExecutableOption]
+) -> list[Any]:
+    """Load the tasks with these keys, in their order."""
+    unreadable: list[Unreadable] = []
+    tasks = adapter.rows.load(session, spec, keys, options, unreadable=unreadable)
+    found: dict[Identity, Any] = {spec.identity_of(task): task for task in tasks}
+    for identity, error in unreadable:
+        say(spec, identity, UNREADABLE + brief(error_text(error)))
+        if (stand_in := _damaged(adapter, session, spec, identity)) is not None:
+            found[identity] = stand_in
+    return [found[key] for key in keys if key in found]
+
+
+def _damaged(adapter: Adapter, session: Session, spec: QueueSpec, identity: Identity) -> Damaged | None:
+    columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
+    values = adapter.rows.values(session, spec, [spec.key(identity)], list(columns.values()))
+    if values is None:
+        return None
+    shown = (f"({UNREADABLE}{brief(error_text(each))})" if isinstance(each, Exception) else each for each in values)
+    return Damaged(identity, dict(zip(columns, shown, strict=True)))
+
+
+def key_of(spec: QueueSpec, task: object) -> Identity:
+    """Return the primary key of a task or its stand-in."""
+    return task.identity if isinstance(task, Damaged) else spec.identity_of(task)
+
+
+# -- reads tasks page by page, where pages have positions instead of numbers ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

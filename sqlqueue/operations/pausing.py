@@ -12,20 +12,18 @@ from sqlalchemy import Select, Table, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from .._support import checks
-from .._support.error_text import error_text
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
+from .._support.texts import error_text
 from ..dialects.base import Adapter
-from ..kinds.topics import LONGEST_TOPIC, TOPICS
+from ..kinds.columns import LONGEST_TOPIC, TOPICS
 from ..lifecycle.kind import kinds_of
-from ..model.columns import LONGEST_NAME
-from ..model.companions import missing_companion
-from ..model.mixins import QueueMixin
-from ..model.pause import PauseMixin, pause_table
+from ..model.companions import PauseMixin, missing_companion, pause_table
+from ..model.declaration import LONGEST_NAME, QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
-from ..sql.clock import utcnow
+from ..sql.rows import utcnow
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.notifications import announce
-from .duplicates import insert_unless_duplicate
+from .conflicts import insert_unless_duplicate
 from .session_criteria import refuse_if_restricted
 from .unreadable import Shown, moments_read
 

@@ -14,16 +14,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.schema import sort_tables
 
 from .._support.checks import count, duration
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 from ..dialects.base import Adapter
-from ..model.mixins import QueueMixin
+from ..model.declaration import QueueMixin
+from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..queue.status import Status
-from ..sql.changes import remove
-from ..sql.clock import utcnow
-from ..sql.criteria import only, same_key
-from ..sql.states import is_adopted, is_final, state
+from ..sql.rows import is_adopted, is_final, remove, state, utcnow
+from ..sql.selection import only, same_key
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import within
 

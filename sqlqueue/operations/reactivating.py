@@ -1,32 +1,33 @@
-"""Makes tasks available again: failed ones, and finished ones that are to run again."""
+"""Makes tasks available again: retry, rerun, run_now, and the same for many tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from sqlalchemy import and_, exists, literal_column, null, or_, select
 from sqlalchemy.orm import Session
 
-from .._support.error_text import key_text
-from .._support.exc import DuplicateTaskError
-from .._support.logs import logger_of
+from .._support.errors import DuplicateTaskError
+from .._support.texts import key_text, logger_of
 from ..lifecycle.kind import other_keys, recurs
-from ..lifecycle.reactivation import redriving, replacing
-from ..model.mixins import QueueMixin
-from ..queue.history import AttemptOutcome
+from ..lifecycle.transitions import redriving, replacing
+from ..model.declaration import QueueMixin
+from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..queue.status import FINAL, Status
-from ..sql.criteria import only
-from ..sql.states import is_final, is_hung, state
+from ..sql.rows import is_early, is_final, is_hung, state, utcnow
+from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
-from .batches import BATCH, Reactivated, limited
-from .bulk import change, end_all
+from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
 from .recording import HUNG, Told
-from .rescheduling import plan, schedules
+from .schedules import plan, schedules
 from .session_criteria import within
+from .settling import cancel, discard
+
+# -- makes tasks available again: failed ones, and finished ones that are to run again --------------------------------
 
 logger = logger_of("sqlqueue")
 Step: TypeAlias = tuple[Criterion, Callable[[Criterion], int]]
@@ -165,3 +166,78 @@ def _warn(spec: QueueSpec, taken: Sequence[Identity]) -> None:
     more = f" and {number - _SHOWN} more" if number > _SHOWN else ""
     text = "left %s %s%s unchanged: another task has the same unique_key"
     logger.warning(text, name, shown, more, extra={"queue": name, "taken": number})
+
+
+# -- makes waiting tasks due at once ----------------------------------------------------------------------------------
+
+WAITING = (Status.SCHEDULED, Status.RETRYABLE)
+
+
+def run_now(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
+    """Make tasks that satisfy ``where`` and wait for a later time ``available`` now. Return how many.
+
+    These are ``scheduled`` and ``retryable`` tasks.  The attempts that they have made still count; :func:`retry` allows
+    all attempts again. The next run of a recurring task follows this one.  For the transaction, its locks and ``limit``
+    see :func:`cancel`.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    waiting = or_(spec["status"].in_([state(status) for status in WAITING]), is_early(spec))
+    hastened = limited(
+        session,
+        spec,
+        only(spec, waiting, *within(session, spec, where)),
+        limit,
+        lambda chosen: change(
+            session, spec, chosen, [(spec["status"], state(Status.AVAILABLE)), (spec["available_at"], utcnow())]
+        ),
+        among=(*WAITING, Status.AVAILABLE),
+    )
+    if hastened:
+        announce(session, spec)
+    return hastened
+
+
+# -- changes that operators make to all tasks that match some criteria, in batches that each commit -------------------
+
+_UNFINISHED = tuple(status for status in Status if status not in FINAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MassChange:
+    """A change, and the tasks that it applies to."""
+
+    change: Callable[..., int]
+    """The operation; takes a session, a model and criteria."""
+    states: Collection[Status]
+    """The states of the tasks that it changes."""
+    hung: bool = False
+    """Whether it also changes running tasks whose lease has expired."""
+
+    def affected(self, spec: QueueSpec) -> Criterion:
+        """Return the criterion of tasks in these states."""
+        return in_states(spec, self.states, hung=self.hung)
+
+    def in_batches(self, session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> Iterator[Batch]:
+        """Change the tasks that satisfy ``where``, and commit after each batch."""
+        chosen = only(spec, self.affected(spec), *within(session, spec, where))
+        change = self.change
+        return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
+
+
+def in_states(spec: QueueSpec, states: Iterable[Status], *, hung: bool) -> Criterion:
+    """Return the criterion of tasks in these states, and of hung tasks if ``hung``."""
+    in_state = spec["status"].in_([state(status) for status in states])
+    return or_(in_state, is_hung(spec)) if hung else in_state
+
+
+RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), hung=True)
+RERUN = MassChange(change=rerun, states=FINAL)
+CANCEL = MassChange(change=cancel, states=_UNFINISHED)
+RUN_NOW = MassChange(change=run_now, states=WAITING)
+
+
+def discarding(reason: str) -> MassChange:
+    """Return the change that discards tasks, with ``reason`` as their error."""
+    change: Callable[..., int] = partial(discard, error=reason)  # type: ignore[assignment]
+    return MassChange(change=change, states=_UNFINISHED)

@@ -10,7 +10,7 @@ from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, QueueSpec, Where
 

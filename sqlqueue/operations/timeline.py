@@ -21,16 +21,13 @@ from sqlalchemy import (
 )
 
 from .._support.checks import count, duration
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from ..dialects.base import Adapter
-from ..model.mixins import QueueMixin
-from ..queue.history import FAILED, AttemptOutcome
+from ..model.declaration import QueueMixin
+from ..queue.options import FAILED, AttemptOutcome, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..queue.status import Status
-from ..sql.attempts import ended
-from ..sql.clock import utcnow
-from ..sql.criteria import only
-from ..sql.states import state
+from ..sql.rows import ended, state, utcnow
+from ..sql.selection import only
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of
 from .session_criteria import within

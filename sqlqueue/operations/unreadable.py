@@ -13,25 +13,19 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import ColumnElement, Executable, and_, cast, null, select
 from sqlalchemy.orm import Session
 
-from .._support.claim import Claim
-from .._support.error_text import UNREADABLE, error_text
-from .._support.logs import logger_of
+from .._support.errors import Claim
+from .._support.texts import UNREADABLE, error_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
 from ..lifecycle.kind import recurs
-from ..lifecycle.reactivation import revived
-from ..lifecycle.transitions import claiming, earlier_attempts, ending
-from ..model.history import history_of
-from ..queue.history import AttemptOutcome
+from ..lifecycle.transitions import claiming, earlier_attempts, ending, revived
+from ..model.companions import history_of
+from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
-from ..queue.status import Status
-from ..sql.changes import Assignment, raised, write
-from ..sql.clock import REACH, representable, utcnow
-from ..sql.states import is_held, state
+from ..sql.rows import REACH, Assignment, is_held, raised, representable, state, utcnow, write
 from ..transaction.ledger import ledger_of
-from .attempts import brief, spoken, task_name
-from .recording import ABANDONED, Told, last_claims, record
+from .recording import ABANDONED, Told, brief, last_claims, record, spoken, task_name
 
 logger = logger_of("sqlqueue")
 

@@ -10,30 +10,25 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.orm import Session
 
-from .._support.claim import Claim
 from .._support.engines import has_one_connection, separate_session
-from .._support.error_text import error_text, key_text
+from .._support.errors import Claim
+from .._support.texts import error_text, key_text
 from ..dialects.base import Adapter
-from ..lifecycle.kind import isolates_suspects, kinds_of
-from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
-from ..model.history import history_of
-from ..model.mixins import QueueMixin
-from ..model.registry import worker_table
-from ..queue.history import AttemptOutcome
+from ..lifecycle.kind import Cause, Reason, SeenTask, isolates_suspects, kinds_of, moment_text
+from ..model.companions import history_of, worker_table
+from ..model.declaration import QueueMixin
+from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
-from ..queue.status import FINAL, Status
-from ..sql.attempts import ended
-from ..sql.clock import UTCDateTime, representable, utcnow
-from ..sql.place import COUNTED, before, capped_count
-from ..sql.selection import Pick, picks
+from ..sql.rows import UTCDateTime, ended, representable, utcnow
+from ..sql.selection import COUNTED, Pick, before, capped_count, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
-from .attempts import brief
+from .paging import finds_finished
 from .pausing import pauses_of
-from .registry import workers
+from .recording import brief
 from .session_criteria import scope_of, within
 from .unreadable import was_set_aside
-from .windows import finds_finished
+from .workers import workers
 
 _MINUTE = timedelta(minutes=1)
 

@@ -14,22 +14,19 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.selectable import CompoundSelect, Subquery
 
 from .._support.checks import count, duration
-from .._support.claim import Claim, new_token
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
-from ..model.history import history_of
+from ..model.companions import history_of
 from ..operations.recording import ABANDONED, last_claims, record
 from ..operations.session_criteria import within
-from ..operations.settlements import Returning
-from ..operations.settling import settle_some
+from ..operations.settling import Returning, settle_some
 from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.changes import Assignment, write
+from ..sql.rows import Assignment, is_held, write
 from ..sql.selection import Pick, picks
-from ..sql.states import is_held
 from ..transaction.connection import AnySession, default_claimer, open_to_claim, session_of
 from ..transaction.ledger import Hold, ledger_of
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.orm import Session
 
-from .._support.error_text import error_text
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
+from .._support.texts import error_text
 from ..dialects import adapter_for
-from ..operations.attempts import brief
+from ..operations.recording import brief
 from ..transaction.connection import default_claimer
 from ..worker import Worker
 from ..worker.concurrency.event_loop import in_task

@@ -1,18 +1,102 @@
-"""The options of a queue, which its model declares."""
+"""What a model declares about its queue: states, options, and what the history keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement
 
 from .._support.checks import at_once, count, duration, key
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
 from .retries import ExponentialBackoff, RetryPolicy
 from .schedules import Missed
+
+# -- the states of a task ---------------------------------------------------------------------------------------------
+
+
+class Status(StrEnum):
+    """The state of a task, stored as this short string.  ``available_at`` is the time from which, or until which, it
+    applies."""
+
+    AVAILABLE = "available"
+    """May be claimed now."""
+    SCHEDULED = "scheduled"
+    """May be claimed from ``available_at`` on."""
+    RETRYABLE = "retryable"
+    """Failed; may be claimed again from ``available_at`` on."""
+    RUNNING = "running"
+    """Claimed; the lease expires at ``available_at``, and then it may be claimed again."""
+    COMPLETED = "completed"
+    """Final: done."""
+    CANCELLED = "cancelled"
+    """Final: no longer wanted."""
+    DISCARDED = "discarded"
+    """Final: given up, a dead letter."""
+
+
+DUE = (Status.SCHEDULED, Status.RETRYABLE, Status.RUNNING)
+"""States that become claimable when ``available_at`` is reached."""
+
+FINAL = (Status.COMPLETED, Status.CANCELLED, Status.DISCARDED)
+"""The final states of a task."""
+
+
+# -- the outcomes of attempts, and the options of the history that keeps them -----------------------------------------
+
+LONGEST_TRACEBACK = 16_000
+"""The maximum number of characters: MySQL's TEXT holds 65,535 bytes at most, and a character can take four."""
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended, stored as this short string."""
+
+    COMPLETED = "completed"
+    """The task was completed, or went on to its next stage or run."""
+    FAILED = "failed"
+    """It failed; the task was retried unless this was its last attempt."""
+    DISCARDED = "discarded"
+    """The task was given up, by :func:`.discard` or by its handler."""
+    CANCELLED = "cancelled"
+    """The task was cancelled, by :func:`.cancel` or by its handler."""
+    RELEASED = "released"
+    """The task was returned unfinished."""
+    SNOOZED = "snoozed"
+    """The task was postponed."""
+    CRASHED = "crashed"
+    """Its process died, or its lease expired without a settlement."""
+
+
+FAILED = (AttemptOutcome.FAILED, AttemptOutcome.DISCARDED, AttemptOutcome.CRASHED)
+"""The outcomes that count as failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """The options of a history: ``__history__ = HistoryOptions(...)``.
+
+    - ``retention``: the age at which workers, and :func:`.prune_history`, delete attempts; 30 days by default. With
+      ``None``, workers delete none.
+    - ``traceback``: the maximum number of characters of a traceback to store, up to 16,000, the default; the middle of
+      longer ones is left out. With 0, none is stored.
+
+    Raises :class:`.ArgumentError` for values of the wrong type or range.
+    """
+
+    retention: timedelta | None = timedelta(days=30)
+    traceback: int = LONGEST_TRACEBACK
+
+    def __post_init__(self) -> None:
+        if self.retention is not None:
+            duration("retention", self.retention, zero=True)
+        if self.traceback != 0 and count("traceback", self.traceback) > LONGEST_TRACEBACK:
+            raise ArgumentError(f"traceback={self.traceback}: at most {LONGEST_TRACEBACK:,} characters are stored")
+
+
+# -- the options of a queue, which its model declares -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

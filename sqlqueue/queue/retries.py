@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Protocol
 
 from .._support.checks import duration
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 
 logger = logger_of("sqlqueue")
 

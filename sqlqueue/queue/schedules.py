@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from .._support.checks import duration
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 

@@ -1,22 +1,49 @@
-"""The spec of a model's queue: the value made from the class definition that all operations read."""
+"""The spec of a queue: its table, its columns by their roles, and what checks find in them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from sqlalchemy import Column, ColumnElement, Select, Table, UnaryExpression, and_, select, update
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import SQLCoreOperations
+from sqlalchemy.util import LRUCache
 
-from .._support.exc import ArgumentError, ConfigurationError
-from .._support.statement_cache import StatementCache
+from .._support.errors import ArgumentError, ConfigurationError
 from .options import QueueOptions
+
+# -- a cache of statements, which are slow to build -------------------------------------------------------------------
+
+CACHE_SIZE = 100
+"""Maximum entries of a cache, for callers whose keys never repeat."""
+
+
+class StatementCache:
+    """A cache of statements by the values they were built from.
+
+    SQLAlchemy caches compiled statements, but needs a statement to look one up, and building it takes most of the time
+    of a short operation.
+    """
+
+    def __init__(self, most: int = CACHE_SIZE) -> None:
+        self._kept: LRUCache[Hashable, Any] = LRUCache(most)
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the cached value of ``key``, or the result of ``make``.  Thread-safe; ``make`` may be called twice."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+        return found
+
+
+# -- the spec of a model's queue: the value made from the class definition that all operations read -------------------
 
 QUEUE_ROLES = (
     "status",
@@ -236,3 +263,44 @@ def conjuncts(criteria: Iterable[Criterion]) -> Sequence[Criterion]:
         else:
             terms.append(criterion)
     return terms
+
+
+# -- the findings of a check of a live database -----------------------------------------------------------------------
+
+MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
+"""The fix of a schema that is not as declared."""
+
+
+class Severity(StrEnum):
+    """The severity of a finding."""
+
+    ERROR = "error"
+    """The queue cannot work, or would work incorrectly."""
+    WARNING = "warning"
+    """The queue works, but something may fail or be slow."""
+    NOTE = "note"
+    """Nothing is wrong; for information only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem or a piece of information, and what to do about it."""
+
+    severity: Severity
+    """The severity."""
+    code: str
+    """The kind of finding, for programs: ``"missing-index"``.  Does not change between versions."""
+    message: str
+    """The text of the problem."""
+    fix: str
+    """The action that fixes it."""
+    model: type[Any] | None = None
+    """The queue's model; ``None`` if the finding is about the server or the connection."""
+    table: str | None = None
+    """The table's name, with its schema if it has one."""
+
+    @classmethod
+    def of(cls, spec: QueueSpec, severity: Severity, code: str, message: str, fix: str) -> Self:
+        """Return a finding about one queue."""
+        table = spec.table.fullname
+        return cls(severity=severity, code=code, message=message, fix=fix, model=spec.entity, table=table)

@@ -22,11 +22,10 @@ from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from .._support.checks import count, duration
-from .._support.exc import SQLQueueError
-from .._support.logs import logger_of
-from .._support.sockets import Socket
-from .._support.urls import database_url, parsed_url
+from .._support.checks import count, database_url, duration, parsed_url
+from .._support.errors import SQLQueueError
+from .._support.processes import Socket
+from .._support.texts import logger_of
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.requests import Interrupt, StatementResult

@@ -16,17 +16,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
-from .._support.checks import at_once, count, duration
-from .._support.exc import ArgumentError
-from .._support.logs import logger_of
-from .._support.urls import database_url
+from .._support.checks import at_once, count, database_url, duration
+from .._support.errors import ArgumentError
+from .._support.texts import logger_of
 from ..dialects import adapter_for
-from ..operations.attempts import brief, spoken
+from ..operations.recording import brief, spoken
+from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import spec_of
-from ..queue.status import Status
-from ..sql.states import state
-from ..transaction.claims import claim_of
+from ..sql.rows import state
+from ..transaction.ledger import claim_of
 from ..worker import Worker
 from ..worker.database.backoff import growing_pauses, passes
 from ..worker.process.signals import handling_signals

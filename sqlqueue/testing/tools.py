@@ -15,20 +15,19 @@ from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmake
 
 from .. import operations
 from .._support.checks import count, duration
-from .._support.exc import ArgumentError, ClaimLostError, HandlerNotFoundError
+from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
 from ..functions.functions import J
 from ..lifecycle.kind import keeps_results
-from ..model.mixins import QueueMixin, T
-from ..operations.finding import Damaged, find_all
+from ..model.declaration import QueueMixin, T
+from ..operations.paging import Damaged, find_all
+from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
-from ..queue.status import Status
-from ..sql.clock import NEVER, clock_ahead, utcnow
-from ..sql.criteria import only
-from ..sql.states import state
-from ..transaction.claims import claim_of, is_unsettled
+from ..sql.rows import NEVER, clock_ahead, state, utcnow
+from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.ledger import claim_of, is_unsettled
 from ..worker import Job, Worker
 from ..worker.handling.handlers import Handler
 from ..worker.handling.jobs import current

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import immutabledict
 
-from .._support.error_text import host_name
-from .._support.exc import ArgumentError
+from .._support.errors import ArgumentError
+from .._support.texts import host_name
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.errors import wrapping

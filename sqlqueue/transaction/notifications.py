@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ..dialects import adapter_for
-from ..model.mixins import QueueMixin
+from ..model.declaration import QueueMixin
 from ..queue.spec import QueueSpec, spec_of
 from .ledger import innermost, lineage
 

@@ -14,7 +14,7 @@ from sqlqueue import QueueMixin, SchemaMismatchError, verify_schema
 from sqlqueue.diagnostics.check import verify_queues
 from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import OutboxMixin
-from sqlqueue.queue.findings import Finding, Severity
+from sqlqueue.queue.spec import Finding, Severity
 from tests.check.checking import CLAIM, TABLE, changed, execute, findings, found
 from tests.support.check_models import Base, Post
 from tests.support.harness import Database

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
-from sqlqueue.diagnostics.query_plans import unserved_claims
+from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapters
 from tests.cli.invoking import PROGRAM
 from tests.support.check_models import Base, EmptyBase, Plain, Post

@@ -150,7 +150,7 @@ def test_ctrl_c_stops_the_command(
     sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one Ctrl-C, the second batch is the last; after two, it is rolled back."""
-    monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 2)
+    monkeypatch.setattr("sqlqueue.operations.reactivating.BATCH", 2)
     sync_db.insert(Task, [{"id": n} for n in range(1, 8)])
     updates = 0
 

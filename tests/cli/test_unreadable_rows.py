@@ -13,11 +13,9 @@ from starlette.testclient import TestClient
 from sqlqueue import Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.requests import cursor, position
-from sqlqueue.lifecycle.reasons import Cause
+from sqlqueue.lifecycle.kind import Cause
 from sqlqueue.operations import unreadable
-from sqlqueue.operations.finding import key_of
-from sqlqueue.operations.paging import page
-from sqlqueue.operations.windows import places_of
+from sqlqueue.operations.paging import key_of, page, places_of
 from sqlqueue.testing import assert_enqueued
 from sqlqueue.transaction.connection import open_
 from tests.cli.invoking import told

@@ -185,7 +185,7 @@ def test_each_action_on_one_task_on_a_selection_and_on_all_that_match(
 def test_a_change_of_many_tasks_shows_its_progress_and_can_be_stopped(
     browser: Any, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 1)
+    monkeypatch.setattr("sqlqueue.operations.reactivating.BATCH", 1)
     monkeypatch.setattr("sqlqueue.dashboard.site.SOON", 0)
     with (
         served(dashboard(sessions)) as url,

@@ -153,7 +153,7 @@ def test_actions_change_all_tasks_of_the_tenant_and_no_others(
     sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     """Even if those of others come first, in any number."""
-    monkeypatch.setattr("sqlqueue.operations.batches.PAGE", batch)
+    monkeypatch.setattr("sqlqueue.operations.bulk.PAGE", batch)
     app = client(Dashboard(sessions, Base, authorize=by_header), **OWN)
     others, own = range(1, 4), range(4, 9)
     for data in ({"key": [str(key) for key in (*others, 5)]}, {"scope": "filter"}):

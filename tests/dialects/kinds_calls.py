@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
-from sqlqueue.kinds.limited_claims import LimitedClaim
-from sqlqueue.kinds.new_slots import create_slots
-from sqlqueue.model.registry import worker_table
-from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import Claimer, TakingSome, _claim_due
+from sqlqueue.kinds.limits import LimitedClaim, create_slots
+from sqlqueue.model.companions import worker_table
+from sqlqueue.operations.claiming import Claimer, ClaimQuery, TakingSome, _claim_due
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 from sqlqueue.sql.selection import picks
 from sqlqueue.worker.process import registration
 from tests.dialects.recorder import HANDLERS

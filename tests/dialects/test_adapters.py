@@ -19,7 +19,7 @@ import sqlqueue
 from sqlqueue import QueueMixin, UnsupportedDialectError
 from sqlqueue.dialects import adapter_for, adapters, moment_defaults
 from sqlqueue.dialects.postgresql import PostgreSQL
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Database
 from tests.support.models import Base, Task
 

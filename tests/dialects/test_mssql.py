@@ -17,17 +17,11 @@ from sqlalchemy.dialects import mssql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import (
-    ArgumentError,
-    QueueMixin,
-    QueueSession,
-    UnsupportedDialectError,
-    UnsupportedIsolationError,
-)
-from sqlqueue.diagnostics.column_types import misfits
+from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedDialectError, UnsupportedIsolationError
+from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.mssql.tables import is_narrow
-from sqlqueue.sql.clock import utcdefault
+from sqlqueue.sql.rows import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES

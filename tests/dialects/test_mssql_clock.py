@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import mssql
 
 from sqlqueue._support.checks import LONGEST_DURATION
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 250_000)
 UNITS = ("microsecond", "second", "minute", "day")

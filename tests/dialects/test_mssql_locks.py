@@ -31,8 +31,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql.keys import seek_by_key
-from sqlqueue.kinds.limited_claims import LimitedClaim
-from sqlqueue.sql.changes import remove, write
+from sqlqueue.kinds.limits import LimitedClaim
+from sqlqueue.sql.rows import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES

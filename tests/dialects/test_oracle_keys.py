@@ -18,12 +18,11 @@ from sqlalchemy.orm.exc import FlushError
 from sqlalchemy.schema import CreateTable
 
 from sqlqueue import ArgumentError, ConfigurationError, QueueSession, RecurringMixin, UniqueMixin
-from sqlqueue.diagnostics.column_types import misfits
+from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapters
-from sqlqueue.model.columns import check_values
-from sqlqueue.model.mixins import queues
+from sqlqueue.model.declaration import check_values, queues
 from sqlqueue.queue.spec import QueueSpec
-from sqlqueue.sql.key_text import KeyText
+from sqlqueue.sql.rows import KeyText
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
 from tests.support.models import Base as Models

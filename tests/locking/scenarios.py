@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sqlqueue import Claim, claim_of
-from sqlqueue.kinds.new_slots import ENDLESS
+from sqlqueue.kinds.limits import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
 from tests.locking.interleaving import COMMIT, Script, Step

@@ -9,9 +9,9 @@ from sqlalchemy import Column, Identity, Index, MetaData, Table, desc, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueOptions, TopicMixin, UniqueMixin
-from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.diagnostics.drift import drift
 from sqlqueue.dialects import adapter_for
-from sqlqueue.model.mixins import queues
+from sqlqueue.model.declaration import queues
 from tests.support.harness import Database
 
 

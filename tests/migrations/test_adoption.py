@@ -16,9 +16,9 @@ from sqlalchemy.orm import sessionmaker
 import sqlqueue
 from sqlqueue import ArgumentError, QueueSession, Status
 from sqlqueue.alembic import MigrationOptions
-from sqlqueue.diagnostics.schema_drift import drift
-from sqlqueue.model.mixins import queues
-from sqlqueue.sql.clock import NEVER, utcnow
+from sqlqueue.diagnostics.drift import drift
+from sqlqueue.model.declaration import queues
+from sqlqueue.sql.rows import NEVER, utcnow
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions

@@ -16,9 +16,9 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import URL, Column, MetaData, Table, make_url
 
-from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.diagnostics.drift import drift
 from sqlqueue.evaluation.demo.application import Base
-from sqlqueue.model.mixins import queues
+from sqlqueue.model.declaration import queues
 from tests.migrations.definitions import definitions, table_names
 from tests.support.harness import Database
 

@@ -8,8 +8,8 @@ from sqlalchemy import Column, Connection, DefaultClause, MetaData, NullPool, Ta
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import check
-from sqlqueue.diagnostics.schema_drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
-from sqlqueue.model.mixins import queues
+from sqlqueue.diagnostics.drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
+from sqlqueue.model.declaration import queues
 from tests.migrations.conftest import MakeProject
 from tests.migrations.jobs import CLAIM, COMES_DUE, DUE, Base, Job, Parcel, messages, replace_index
 from tests.migrations.project import Project

@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
 from sqlqueue import QueueSession, Severity, Worker
-from sqlqueue.diagnostics.old_alembic import refuse_adoption
+from sqlqueue.diagnostics.drift import refuse_adoption
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.project import PLUGIN

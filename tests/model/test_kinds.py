@@ -15,9 +15,9 @@ from sqlqueue import ArgumentError, ConfigurationError, QueueMixin, QueueOptions
 from sqlqueue._support import checks
 from sqlqueue.dialects import key_type
 from sqlqueue.lifecycle.kind import Kind, KindIndex
-from sqlqueue.model.columns import counter, optional
+from sqlqueue.model.declaration import counter, optional
 from sqlqueue.queue.spec import Criterion, QueueSpec
-from sqlqueue.sql.changes import Assignment
+from sqlqueue.sql.rows import Assignment
 
 
 class Reviews(Kind):

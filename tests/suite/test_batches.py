@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import ArgumentError, ClaimLostError, Every
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations import batches, cancel, retry
-from sqlqueue.operations.batches import Batch, in_batches, limited
+from sqlqueue.operations import bulk, cancel, retry
+from sqlqueue.operations.bulk import Batch, in_batches, limited
+from sqlqueue.queue.options import DUE, FINAL
 from sqlqueue.queue.spec import spec_of
-from sqlqueue.queue.status import DUE, FINAL
-from sqlqueue.sql.states import is_final
+from sqlqueue.sql.rows import is_final
 from tests.support.harness import Actor, Database
 from tests.support.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows
@@ -122,7 +122,7 @@ def cancelled(session: Session, entity: Any, size: int) -> list[Batch]:
 @pytest.mark.parametrize(("entity", "keys"), [(Parcel, {}), (Seat, {"line": "A"})])
 def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any], monkeypatch: Any) -> None:
     """There are keys of every kind, and more of them than are read at a time."""
-    monkeypatch.setattr(batches, "PAGE", 4)
+    monkeypatch.setattr(bulk, "PAGE", 4)
     with db.begin() as session:
         numbers = [{"number": n} if keys else {} for n in range(7)]
         session.add_all([entity(**keys, **number) for number in numbers])
@@ -165,7 +165,7 @@ def test_a_task_finished_concurrently_is_left_unchanged(sync_db: Database) -> No
 def test_tasks_without_a_free_slot_do_not_block_others(
     db: Database, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
-    monkeypatch.setattr(batches, "PAGE", 5)
+    monkeypatch.setattr(bulk, "PAGE", 5)
     db.insert(Listing, [{**DEAD, "former_key": key} for key in "abcdefgh"])
     db.insert(Listing, [{"unique_key": key} for key in taken])
     spec = spec_of(Listing)

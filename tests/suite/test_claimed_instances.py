@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session
 
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
-from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import claim_matching
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
 from tests.suite.claiming import PAST, claimed, ids
 from tests.support.harness import Actor, Database

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sqlqueue._support.claim import WorkerTokens
-from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import claim_matching
-from sqlqueue.operations.crashes import Crash, recover
+from sqlqueue._support.errors import WorkerTokens
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
+from sqlqueue.operations.upkeep import Crash, recover
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
 from tests.support.harness import Database

@@ -11,7 +11,7 @@ from sqlalchemy import insert
 
 from sqlqueue import Claim
 from sqlqueue.operations.history import count_old_attempts
-from sqlqueue.queue.history import FAILED, AttemptOutcome
+from sqlqueue.queue.options import FAILED, AttemptOutcome
 from tests.suite.reading import FEW, MANY, Read, growing, reading
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, Past, sync_archive

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sqlqueue import Claim, Status
-from sqlqueue.diagnostics.query_plans import unserved_claims
+from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.sql.clock import NEVER
+from sqlqueue.sql.rows import NEVER
 from tests.suite.reading import DUE, FEW, HOUR, MANY, OLD, READY, Call, efforts, growing, key_of, stored, to_be_found
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Parcel, Seat

@@ -18,7 +18,7 @@ from sqlqueue import (
     Status,
     claim_of,
 )
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 from sqlqueue.worker.process import maintenance
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
 from sqlqueue import ArgumentError, Status
-from sqlqueue.queue.status import FINAL
-from sqlqueue.sql.clock import NEVER, utcnow
+from sqlqueue.queue.options import FINAL
+from sqlqueue.sql.rows import NEVER, utcnow
 from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task

@@ -8,10 +8,9 @@ from typing import Any
 from sqlalchemy import select
 
 from sqlqueue import claim_of
-from sqlqueue._support.claim import WorkerTokens
-from sqlqueue.operations.claim_query import ClaimQuery
-from sqlqueue.operations.claiming import claim_matching
-from sqlqueue.operations.crashes import Crash, Started, recover
+from sqlqueue._support.errors import WorkerTokens
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
+from sqlqueue.operations.upkeep import Crash, Started, recover
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.handling.outcomes import Outcome, write_outcomes
 from tests.support.harness import Database

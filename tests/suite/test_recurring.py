@@ -13,8 +13,8 @@ from sqlalchemy import column, insert, table
 
 from sqlqueue import ArgumentError
 from sqlqueue.model import declaration
-from sqlqueue.operations import rescheduling as planning
-from sqlqueue.operations import row_checks
+from sqlqueue.operations import rows
+from sqlqueue.operations import schedules as planning
 from sqlqueue.queue import schedules
 from tests.suite.recurring import HOUR, HOURLY, claim, make_due, recurring
 from tests.support.harness import Actor, Database
@@ -35,7 +35,7 @@ class _Wrong(datetime):
 
 
 def test_the_first_run_is_planned_by_the_databases_clock(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (schedules, declaration, row_checks, planning):
+    for module in (schedules, declaration, rows, planning):
         monkeypatch.setattr(module, "datetime", _Wrong)
     before = clock(db)
     with db.begin() as actor:

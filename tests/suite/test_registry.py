@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, HandlerInfo, Severity, check
 from sqlqueue.cli import application
-from sqlqueue.model.registry import worker_table
+from sqlqueue.model.companions import worker_table
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.models import Base, Task

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Worker, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.kinds.new_slots import create_slots
+from sqlqueue.kinds.limits import create_slots
 from sqlqueue.queue.spec import spec_of
 from tests.suite.limited import visits
 from tests.suite.slots import MANY, claim, held

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from sqlqueue import Claim, ClaimLostError, claim_of
-from sqlqueue._support.claim import new_token
+from sqlqueue._support.errors import new_token
 from sqlqueue.operations.upkeep import extend, still_held
 from sqlqueue.outbox import claim_messages
 from sqlqueue.worker.handling.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free

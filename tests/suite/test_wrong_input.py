@@ -22,7 +22,7 @@ from sqlqueue import (
     Worker,
     current_job,
 )
-from sqlqueue.sql.clock import utcinsertion
+from sqlqueue.sql.rows import utcinsertion
 from tests.support.models import Base, Film, Job, Order, Task
 
 

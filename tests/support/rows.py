@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping, func, insert, inspect, select, update
 from sqlalchemy.orm import Session
 
 from sqlqueue import Claim
-from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Task
 

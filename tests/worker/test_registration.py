@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, delete
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
-from sqlqueue.model.registry import worker_table
+from sqlqueue.model.companions import worker_table
 from sqlqueue.worker.process import registration
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.util import ClauseAdapter
 
 from ...queue.spec import Identity
-from ...sql.changes import Assignment
+from ...sql.rows import Assignment
 from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.rows import Rows

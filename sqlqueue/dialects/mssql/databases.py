@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import Boolean, Connection, Integer, String, cast, column, func, literal_column, select, table
 from sqlalchemy.dialects import mssql
 
-from ...queue.findings import Finding, Severity
+from ...queue.spec import Finding, Severity
 from ..parts.server import read_only
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]

@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, cast, func, select
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from ...queue.findings import Finding
-from ...queue.spec import QueueSpec
+from ...queue.spec import Finding, QueueSpec
 from ..parts.server import Server
 from .databases import findings_of_database
 from .tables import findings_of_key, findings_of_table, may

@@ -10,8 +10,7 @@ from sqlalchemy.dialects import mssql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
-from ...queue.findings import Finding, Severity
-from ...queue.spec import QueueSpec
+from ...queue.spec import Finding, QueueSpec, Severity
 from ..naming import live_name, plain
 from .keys import collation_of, index_of_key
 from .schema import INDEXES, SQLServerSchema, is_of, name_of

@@ -8,7 +8,7 @@ from sqlalchemy import Insert, Table, UniqueConstraint
 from sqlalchemy.dialects import mysql
 
 from ...queue.spec import QueueSpec
-from ...sql.changes import UniqueBy
+from ...sql.rows import UniqueBy
 from ..parts.inserts import Inserts, Replacement
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, func, select, text
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ..parts.requests import Interrupt, Requests, StatementResult, milliseconds
 
 _UNSAFE: Mapping[str, Collection[str]] = {

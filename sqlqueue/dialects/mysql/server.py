@@ -9,8 +9,7 @@ from sqlalchemy import Connection, Select, String, column, false, func, literal_
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
-from ...queue.findings import Finding, Severity
-from ...queue.spec import QueueSpec
+from ...queue.spec import Finding, QueueSpec, Severity
 from ..naming import live_name
 from ..parts.errors import Errors
 from ..parts.plans import Plans, QueryPlan, explain

@@ -8,8 +8,7 @@ from sqlalchemy import BigInteger, ColumnElement, func, literal_column, text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-from ...sql.clock import UTCDateTime
-from ...sql.key_text import KeyText
+from ...sql.rows import KeyText, UTCDateTime
 from ..parts.types import Types
 
 

@@ -23,7 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.visitors import InternalTraversal
 
-from ...sql.changes import Assignment
+from ...sql.rows import Assignment
 from ...sql.selection import Pick
 
 _BLOCK = """\

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import oracle
 from sqlalchemy.orm import Session
 
 from ...queue.spec import Identity, QueueSpec
-from ...sql.changes import Assignment
+from ...sql.rows import Assignment
 from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.keys import Keys

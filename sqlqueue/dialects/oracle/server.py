@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, column, func, select, table
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from ...queue.findings import Finding, Severity
-from ...queue.spec import QueueSpec
+from ...queue.spec import Finding, QueueSpec, Severity
 from ..parts.server import Server, read_only
 from .tables import comparison, findings_of_table, owner_of
 

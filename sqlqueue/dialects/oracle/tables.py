@@ -23,9 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.expression import TableClause
 
-from ...queue.findings import Finding, Severity
-from ...queue.spec import QueueSpec
-from ...sql.key_text import KeyText
+from ...queue.spec import Finding, QueueSpec, Severity
+from ...sql.rows import KeyText
 from ..naming import live_name
 
 _PARAMETERS, _DATABASE = (

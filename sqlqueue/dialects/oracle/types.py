@@ -11,8 +11,7 @@ from sqlalchemy import BigInteger, ColumnElement, Dialect, Text, extract, func, 
 from sqlalchemy.dialects import oracle
 from sqlalchemy.types import TypeEngine
 
-from ...sql.clock import UTCDateTime
-from ...sql.wrapped_types import WrappedType
+from ...sql.rows import UTCDateTime, WrappedType
 from ..parts.types import Types
 
 _PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ...queue.spec import Identity, QueueSpec
-from ...sql.changes import Assignment, write
+from ...sql.rows import Assignment, write
 from ...sql.selection import Pick
 from .keys import ByKey
 from .rows import FURTHER, OTHERS, Parameters, Rows, Unreadable

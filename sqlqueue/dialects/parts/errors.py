@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
-from ..._support.exc import SQLQueueError
+from ..._support.errors import SQLQueueError
 
 _CALLERS = ("sqlalchemy.dialects.", "sqlalchemy.connectors.", "sqlalchemy.engine.default", "sqlalchemy.engine.cursor")
 """The modules of SQLAlchemy that call drivers, apart from :mod:`sqlalchemy.pool`, which calls an engine's creator."""

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import ColumnElement, Connection, Insert, Table, insert
 
-from ..._support.exc import ArgumentError, ConfigurationError
+from ..._support.errors import ArgumentError, ConfigurationError
 from ...queue.spec import QueueSpec
-from ...sql.changes import Assignment, UniqueBy
-from ...sql.clock import utcnow
+from ...sql.rows import Assignment, UniqueBy, utcnow
 from .product import Product
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]

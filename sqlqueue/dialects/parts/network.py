@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import Connection
 
-from ..._support.sockets import is_local
-from ...queue.findings import Finding, Severity
+from ..._support.processes import is_local
+from ...queue.spec import Finding, Severity
 
 Undo: TypeAlias = Callable[[], object]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 
 Interrupt: TypeAlias = Callable[[bool], None]
 """A function that ends the statement that a connection is executing, from another thread; if called with true, it

@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 
-from ..._support.exc import ArgumentError, UnsupportedDialectError
-from ..._support.logs import clear_frames
+from ..._support.errors import ArgumentError, UnsupportedDialectError
+from ..._support.texts import clear_frames
 from ...queue.spec import Criterion, Identity, QueueSpec, Where
-from ...sql.changes import remove
+from ...sql.rows import remove
 from ...sql.selection import Pick
 from .errors import Errors
 from .locking import Locking

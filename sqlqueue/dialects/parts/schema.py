@@ -15,7 +15,7 @@ from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.types import TypeEngine
 
 from ...queue.spec import Criterion
-from ...sql.clock import utcdefault
+from ...sql.rows import utcdefault
 from ..naming import live_name, live_qualifier, plain
 
 

@@ -12,9 +12,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.sql.expression import TableClause
 
-from ..._support.exc import UnsupportedDialectError
-from ...queue.findings import Finding, Severity
-from ...queue.spec import Identity, QueueSpec
+from ..._support.errors import UnsupportedDialectError
+from ...queue.spec import Finding, Identity, QueueSpec, Severity
 from .product import Product
 
 _NEEDS_LOCKS = "mode='lock', lease=None, and consume() of a queue with limits"

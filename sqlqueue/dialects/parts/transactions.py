@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Session
 
-from ..._support.exc import SQLQueueWarning, UnsupportedIsolationError
+from ..._support.errors import SQLQueueWarning, UnsupportedIsolationError
 from ...queue.spec import QueueSpec
 from .product import Product
 

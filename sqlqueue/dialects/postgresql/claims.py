@@ -11,10 +11,8 @@ from sqlalchemy import CTE, ColumnElement, Select, TableValuedAlias, and_, func,
 from sqlalchemy.orm import Session
 
 from ...queue.spec import Criterion, Identity, QueueSpec
-from ...sql.changes import Assignment, write
-from ...sql.clock import utcnow
+from ...sql.rows import Assignment, is_due, utcnow, write
 from ...sql.selection import Pick
-from ...sql.states import is_due
 from ..parts.claims import Claims, Taking
 from ..parts.locking import Locking, skip_locked
 from ..parts.rows import Parameters, forget_unfinished

@@ -9,10 +9,9 @@ from sqlalchemy import Connection, Insert, Table, bindparam, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.exc import IntegrityError
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ...queue.spec import QueueSpec
-from ...sql.changes import UniqueBy
-from ...sql.clock import utcnow
+from ...sql.rows import UniqueBy, utcnow
 from ..naming import live_name, plain
 from ..parts.inserts import Inserts, Replacement, Values, on_conflict
 from .drivers import PSYCOPG

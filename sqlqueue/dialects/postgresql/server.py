@@ -25,8 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from ...queue.findings import Finding, Severity
-from ...queue.spec import Identity, QueueSpec
+from ...queue.spec import Finding, Identity, QueueSpec, Severity
 from ..naming import live_name
 from ..parts.plans import Plans, QueryPlan, explain
 from ..parts.server import Server, read_only

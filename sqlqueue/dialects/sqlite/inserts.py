@@ -6,7 +6,7 @@ from sqlalchemy import Insert
 from sqlalchemy.dialects.sqlite import insert
 
 from ...queue.spec import QueueSpec
-from ...sql.changes import UniqueBy
+from ...sql.rows import UniqueBy
 from ..parts.inserts import Inserts, Replacement, on_conflict
 
 

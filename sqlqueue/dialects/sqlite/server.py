@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import URL, Connection
 
-from ...queue.findings import Finding, Severity
+from ...queue.spec import Finding, Severity
 from ..parts.server import Server, read_only
 
 

@@ -24,8 +24,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ErrorGroup, QueueSession, QueueStats, SQLQueueError, Status, Worker
 
-from ..._support.error_text import readable
 from ..._support.processes import CONTEXT
+from ..._support.texts import readable
 from ..support import ChildProcess, EvaluationError, connect, created_tables, reached, sessions
 from .application import Base, File, Found, Receipt, indexer, scan
 

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from ...diagnostics.check import check, verify_schema
 from ...dialects.base import Adapter
-from ...queue.findings import Severity
-from ...sql.clock import utcnow
+from ...queue.spec import Severity
+from ...sql.rows import utcnow
 from .models import CHILDREN, JOBS, Base, Job
 from .suite import QueueSessions, Suite, enqueue, numbered, stored
 

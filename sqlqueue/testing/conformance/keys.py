@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 
-from ..._support.exc import DuplicateTaskError
+from ..._support.errors import DuplicateTaskError
 from .models import Child, Job, Visit
 from .suite import QueueSessions, Suite, claim, enqueue, numbered, stored
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 from sqlalchemy import ForeignKey, Identity, Integer, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from ...kinds.columns import UniqueMixin
 from ...kinds.limits import LimitMixin, SlotMixin
-from ...kinds.unique import UniqueMixin
-from ...model.mixins import QueueMixin
+from ...model.declaration import QueueMixin
 from ...queue.options import QueueOptions
 from ...queue.retries import ConstantBackoff
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ..._support.exc import ClaimLostError
+from ..._support.errors import ClaimLostError
 from ...session import QueueSession
 from .models import Job
 from .suite import QueueSessions, Suite, claim, end_leases, enqueue, numbered, stored

@@ -12,7 +12,7 @@ from sqlalchemy.orm import sessionmaker
 
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
-from ...model.mixins import QueueMixin
+from ...model.declaration import QueueMixin
 from ...session import QueueSession
 from .models import JOBS, Base, Job
 

@@ -5,7 +5,7 @@ Deadlines, connections of single threads and turns to write are here too; nothin
 
 from sqlalchemy.orm import sessionmaker
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ..reporting.health import Liveness
 from .base import Database, Sessions, bound_engines
 from .checkouts import observe

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from ..._support.engines import has_one_connection, with_own_pool
-from ..._support.exc import ConfigurationError
+from ..._support.errors import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ...transaction.connection import check_engine

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, event
 
-from ..._support.sockets import Socket, keep_alive
+from ..._support.processes import Socket, keep_alive
 from ...dialects import adapter_for
 from ...dialects.parts.network import Network, Undo
 from ..concurrency.fair_lock import FairLock

@@ -18,7 +18,7 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from ...operations.attempts import spoken
+from ...operations.recording import spoken
 from ..concurrency.event_loop import soon
 from ..concurrency.fair_lock import FairLock
 from ..reporting.health import Liveness

@@ -10,12 +10,12 @@ from threading import Event
 
 from sqlalchemy.orm import Session
 
-from ..._support.claim import WorkerTokens
-from ..._support.error_text import ascii_text
+from ..._support.errors import WorkerTokens
+from ..._support.texts import ascii_text
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
-from ...model.columns import LONGEST_NAME
-from ...operations.claim_query import ClaimQuery
+from ...model.declaration import LONGEST_NAME
+from ...operations.claiming import ClaimQuery
 from ...operations.unreadable import unreadable_rows
 from ...queue.spec import QueueSpec, Where
 from ..database.backoff import Backoff

@@ -10,11 +10,9 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ...lifecycle.kind import holding_slots
-from ...operations.claim_query import ClaimQuery
-from ...operations.claiming import claim_matching
+from ...operations.claiming import ClaimQuery, claim_matching
 from ...operations.consuming import consume_matching
-from ...operations.settlements import CountingCrash
-from ...operations.settling import settle_some
+from ...operations.settling import CountingCrash, settle_some
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit

@@ -14,14 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ... import operations
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ...dialects.parts.errors import as_driver_error
 from ...lifecycle.kind import holding_slots
-from ...operations.claim_query import ClaimQuery
-from ...operations.claiming import claim_matching
+from ...operations.claiming import ClaimQuery, claim_matching
 from ...queue.spec import Identity
-from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
-from ...transaction.ledger import has_used
+from ...transaction.ledger import claim_of, has_used, is_settled, is_unsettled, settle
 from ..concurrency.event_loop import in_task
 from ..database.deadlines import Deadline
 from ..handling.handlers import Handler

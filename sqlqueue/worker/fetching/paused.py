@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Table, select
 from sqlalchemy.orm import Session
 
 from ...dialects import adapter_for
-from ...model.pause import pause_table
+from ...model.companions import pause_table
 from ...operations.pausing import not_paused
 from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe

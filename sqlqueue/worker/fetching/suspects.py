@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ..reporting.reports import logger
 from ..running.children import Children
 from ..running.isolated import IsolatedExecutor

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ...functions import Functions
 from .handlers import DEFAULT_BATCH, Handler, handler_of
 

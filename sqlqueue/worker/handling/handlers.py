@@ -12,13 +12,12 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.checks import count, duration
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ...functions.arguments import is_session
 from ...lifecycle.kind import holding_slots
-from ...model.mixins import QueueMixin
+from ...model.declaration import QueueMixin
 from ...queue.spec import QueueSpec, Where, spec_of
-from ...sql.criteria import terms_of
-from ...sql.partitioning import given
+from ...sql.selection import given, terms_of
 
 Mode = Literal["lease", "lock", "at-most-once"]
 Isolation = Literal["process"]

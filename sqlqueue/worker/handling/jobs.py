@@ -11,12 +11,11 @@ from typing import Any
 
 from sqlalchemy.orm.attributes import instance_dict, instance_state
 
-from ..._support.claim import Claim
-from ..._support.error_text import error_text
-from ..._support.exc import ClaimLostError
-from ...operations.attempts import Attempt
+from ..._support.errors import Claim, ClaimLostError
+from ..._support.texts import error_text
+from ...operations.recording import Attempt
 from ...queue.spec import Identity, QueueSpec
-from ...transaction.claims import claim_made
+from ...transaction.ledger import claim_made
 from .handlers import Handler
 
 current: ContextVar[Job] = ContextVar("sqlqueue.job")

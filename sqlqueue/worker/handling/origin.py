@@ -9,7 +9,7 @@ from functools import reduce
 from importlib import import_module
 from typing import Any, TypeGuard
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from .handlers import Handler, name_of
 
 

@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
-from ..._support.claim import Claim
-from ..._support.error_text import ascii_text, error_text
-from ...operations.crashes import too_many_crashes
-from ...operations.settlements import (
+from ..._support.errors import Claim
+from ..._support.texts import ascii_text, error_text
+from ...operations.settling import (
     Cancelling,
     Completing,
     Discarding,
@@ -25,9 +24,9 @@ from ...operations.settlements import (
     Settlement,
     Snoozing,
     UncountingCrash,
+    settle_some,
 )
-from ...operations.settling import settle_some
-from ...operations.upkeep import still_held
+from ...operations.upkeep import still_held, too_many_crashes
 from ...queue.retries import DEFAULT_RETRY
 from ...queue.spec import spec_of
 from .signals import Cancel, Discard, Retry, Signal, Snooze

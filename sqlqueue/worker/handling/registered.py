@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar, overload
 from sqlalchemy.orm import QueryableAttribute
 from sqlalchemy.sql import ClauseElement
 
-from ..._support.exc import ArgumentError
+from ..._support.errors import ArgumentError
 from ...functions import TaskFunction
-from ...model.mixins import QueueMixin
+from ...model.declaration import QueueMixin
 from ...queue.spec import Where, spec_of
 from .function_tasks import FunctionTasks
 from .handlers import Handler

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 from ... import operations
 from ...dialects.base import Adapter
 from ...lifecycle.kind import recurs
-from ...model.history import history_of
-from ...operations.unserved_functions import unserved_functions
+from ...model.companions import history_of
 from ...operations.upkeep import exhausted
+from ...operations.workers import unserved_functions
 from ...queue.spec import QueueSpec
 from ..database.backoff import Backoff, passes, until_success
 from ..database.deadlines import maintenance_limit

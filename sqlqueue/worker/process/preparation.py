@@ -10,16 +10,14 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ..._support.error_text import error_text
-from ...diagnostics.check import verify_companions, verify_queues
-from ...diagnostics.unadopted import unintended_tasks
+from ..._support.texts import error_text
+from ...diagnostics.check import unintended_tasks, verify_companions, verify_queues
 from ...dialects import adapter_for
 from ...lifecycle.kind import recurs
-from ...operations.attempts import brief
-from ...operations.crashes import Crash, recover
-from ...queue.findings import Finding
+from ...operations.recording import brief
+from ...operations.upkeep import Crash, recover
 from ...queue.schedules import is_known_here, lacks_zones
-from ...queue.spec import QueueSpec
+from ...queue.spec import Finding, QueueSpec
 from ..database.backoff import Backoff, passes, until_success
 from ..database.deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from ..fetching.context import WorkerContext

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import Engine, Table, delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from ..._support.error_text import host_name
 from ..._support.processes import resident_memory
-from ...diagnostics.registry import EVERY
-from ...model.registry import worker_table
-from ...operations.registry import Command
+from ..._support.texts import host_name
+from ...diagnostics.check import EVERY
+from ...model.companions import worker_table
+from ...operations.workers import Command
 from ...queue.spec import QueueSpec
-from ...sql.clock import utcnow
+from ...sql.rows import utcnow
 from ...transaction.connection import Access, open_
 from ...transaction.notifications import subscribe
 from ..concurrency.event_loop import cancel, happens_within, soon

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ...operations.crashes import Crash
+from ...operations.upkeep import Crash
 from ...sql.selection import picks
 from ...transaction.notifications import channel_of
 from ..concurrency.event_loop import cancel

@@ -12,9 +12,9 @@ from datetime import timedelta
 from multiprocessing import connection, parent_process
 from typing import Any
 
-from ..._support.exc import SQLQueueError
+from ..._support.errors import SQLQueueError
 from ..._support.processes import CONTEXT, end_soon, exit_text, settle_in, start
-from ...operations.crashes import Crash
+from ...operations.upkeep import Crash
 from ..database.backoff import growing_pauses
 from ..reporting.reports import logger
 from ..running.started import End, crash_of, end_of, has_recovered, note_end, shared_memory

@@ -11,12 +11,11 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support import checks
 from ..._support.checks import duration
-from ..._support.exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError, SQLQueueError
-from ..._support.logs import ALL_FRAMES
+from ..._support.errors import ArgumentError, HandlerNotFoundError, IllegalTransitionError, SQLQueueError
+from ..._support.texts import ALL_FRAMES
 from ...functions import RegisterTask, TaskFunction
 from ...functions.functions import J
-from ...model.columns import LONGEST_NAME
-from ...model.mixins import T
+from ...model.declaration import LONGEST_NAME, T
 from ...queue.spec import Where
 from ..concurrency.event_loop import cancel_others
 from ..concurrency.threads import DaemonThreads

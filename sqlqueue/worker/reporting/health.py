@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from ..._support.exc import ArgumentError
-from ..._support.logs import logger_of
+from ..._support.errors import ArgumentError
+from ..._support.texts import logger_of
 from ...queue.schedules import lacks_zones, unknown_here
 
 logger = logger_of("sqlqueue.worker")

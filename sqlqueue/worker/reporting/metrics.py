@@ -14,8 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...operations import QueueOverview
-from ...operations.crashes import Recovered
-from ...operations.upkeep import Crashed
+from ...operations.upkeep import Crashed, Recovered
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
 from ..handling.outcomes import Outcome, OutcomeKind

@@ -12,15 +12,13 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ..._support.claim import Claim
-from ..._support.error_text import error_text
-from ..._support.logs import ALL_FRAMES, clear_frames, logger_of
+from ..._support.errors import Claim
+from ..._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
 from ...lifecycle.kind import recurs
 from ...operations import QueueOverview, QueueStats
-from ...operations.attempts import Consequence, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
-from ...operations.crashes import Recovered
-from ...operations.upkeep import Crashed
+from ...operations.recording import Consequence, brief, given_up, retry_text, spoken, task_name
+from ...operations.upkeep import Crashed, Recovered
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
 from ..handling.outcomes import Outcome, OutcomeKind, is_signal

@@ -14,8 +14,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ..._support.error_text import error_text
-from ..._support.logs import traceback_text
+from ..._support.texts import error_text, traceback_text
 from ..._support.tracing import HEADER
 from ...operations import QueueStats
 from ...operations.upkeep import Crashed

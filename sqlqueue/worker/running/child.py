@@ -15,10 +15,9 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..._support.error_text import error_text
-from ..._support.exc import SQLQueueError
-from ..._support.logs import traceback_text
+from ..._support.errors import SQLQueueError
 from ..._support.processes import end_soon, lead_group, resident_memory, settle_in
+from ..._support.texts import error_text, traceback_text
 from ..._support.tracing import within_trace
 from ...dialects import adapter_for
 from ..database import database_of

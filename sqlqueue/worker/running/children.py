@@ -12,7 +12,7 @@ from datetime import timedelta
 from multiprocessing import connection
 from typing import Any
 
-from ..._support.exc import ArgumentError, ProcessDiedError
+from ..._support.errors import ArgumentError, ProcessDiedError
 from ..._support.processes import CLEANUP_LIMIT, CONTEXT, MIB, exit_text, kill_group
 from ..._support.tracing import present_trace
 from ..handling.handlers import Handler

@@ -17,15 +17,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from ... import operations
-from ..._support.exc import ArgumentError, ClaimLostError
-from ..._support.json_values import check_json
+from ..._support.checks import check_json
+from ..._support.errors import ArgumentError, ClaimLostError
 from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
-from ...model.history import history_of
+from ...model.companions import history_of
 from ...operations.recording import stored_traceback
 from ...queue.retries import DEFAULT_RETRY, delay_after
-from ...transaction.claims import is_unsettled
-from ...transaction.ledger import carry, may_have_written
+from ...transaction.ledger import carry, is_unsettled, may_have_written
 from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from ..._support.exc import ProcessDiedError
+from ..._support.errors import ProcessDiedError
 from ...dialects.base import Adapter
-from ...operations.crashes import too_many_crashes
+from ...operations.upkeep import too_many_crashes
 from ..database.base import Database
 from ..handling.handlers import Handler
 from ..handling.jobs import Job

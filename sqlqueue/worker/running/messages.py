@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ..._support.error_text import error_text
+from ..._support.texts import error_text
 from ..handling.outcomes import Ended, is_signal
 from ..handling.signals import Signal
 

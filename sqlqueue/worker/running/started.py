@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any
 
 from ..._support.processes import CONTEXT
-from ...operations.crashes import Crash, Started
+from ...operations.upkeep import Crash, Started
 from ..handling.jobs import Job
 
 MAX_STARTED = 2_048

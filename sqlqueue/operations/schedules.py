@@ -1,32 +1,225 @@
-"""Creates and updates the recurring tasks that an application declares when it starts."""
+"""Recurring tasks by their schedules: declared, changed, removed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import Column, Row, Select, and_, insert, null, or_, select
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.elements import SQLCoreOperations
 
-from .._support.exc import ArgumentError, DuplicateTaskError
-from .._support.logs import logger_of
+from .._support.errors import ArgumentError, DuplicateTaskError
+from .._support.texts import logger_of
 from ..dialects.base import Adapter
 from ..kinds import RecurringMixin
-from ..lifecycle.reactivation import overwriting
-from ..queue.spec import Criterion, Identity, QueueSpec, Where
-from ..queue.status import FINAL, Status
-from ..sql.criteria import only
-from ..sql.states import is_final
+from ..kinds.recurring import planning, stopping
+from ..lifecycle.kind import kinds_of, other_keys, recurs
+from ..lifecycle.transitions import overwriting
+from ..model.declaration import QueueMixin
+from ..queue.options import FINAL, Status
+from ..queue.schedules import Schedule, is_same, parse, text_of
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..sql.rows import Assignment, is_final, is_held, utcnow
+from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.ledger import ledger_of
 from ..transaction.notifications import announce
 from .bulk import change
-from .conflicts import discriminator
-from .duplicates import hidden, insert_unless_duplicate
-from .rescheduling import first_run, plan, recurring_spec, stop
-from .schedule_declaration import Declaration, plain_key
+from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
+from .rows import check_attributes, values_of
 from .session_criteria import scope_of, within
+
+# -- changes the schedules of recurring tasks, and ends their recurrence ----------------------------------------------
+
+
+def reschedule(
+    session: AnySession,
+    entity: type[QueueMixin],
+    *where: Where,
+    schedule: Schedule | str | None = None,
+    drift: bool | None = None,
+) -> int:
+    """Give tasks that satisfy ``where`` a ``schedule``, or restart them on the one they have. Return how many.
+
+    Waiting and ended tasks run next at the schedule's first time from now on.  A running task continues, and its next
+    run follows the new schedule.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have
+    none are not changed.  Runs in the session's transaction.  Raises :class:`.ArgumentError` for an invalid schedule.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    text = None if schedule is None else text_of(schedule)
+    given: list[Assignment] = [] if drift is None else [(spec["drift"], drift)]
+    chosen = only(spec, *within(session, spec, where))
+    if text is not None:
+        changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
+    else:
+        own = schedules(session, spec, chosen)
+        changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in own)
+    if changed:
+        announce(session, spec)
+    return changed
+
+
+def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
+    """End the recurrence of tasks that satisfy ``where``.  Return how many.
+
+    Waiting tasks become ``cancelled`` and keep their ``schedule``, on which :func:`reschedule` restarts them.  A
+    running task loses its schedule and ends like an ordinary task.  Runs in the session's transaction.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *within(session, spec, where))
+    return stop(session, spec, chosen)
+
+
+def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment] = ()) -> int:
+    """End the recurrence of the chosen tasks and apply the assignments in ``given``; return how many."""
+    running, mine = is_held(spec), ledger_of(session).locked(spec.table)
+    if mine:
+        running = or_(running, open_(session, spec).keys.key_in(spec, mine))
+    return change(session, spec, chosen, [*given, *stopping(spec, running)])
+
+
+def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
+    """Schedule the next run for a schedule's first time from now on, and apply ``given``; return how many changed."""
+    return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
+
+
+def schedules(session: Session, spec: QueueSpec, chosen: Criterion) -> Sequence[str]:
+    """Return the different schedules of the chosen tasks."""
+    own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
+    found: Sequence[str] = open_(session, spec).rows.execute(session, spec, own).scalars().all()
+    return found
+
+
+def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
+    """Return a schedule's first time from now on, by the database's clock."""
+    schedule = parse(text)
+    now: datetime = open_(session, spec).rows.execute(session, spec, select(utcnow())).scalar_one()
+    return schedule.after(now)
+
+
+def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
+    """Return a model's queue; raise :class:`.ArgumentError` if its tasks cannot recur."""
+    spec = spec_of(entity)
+    if not recurs(spec):
+        raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")
+    return spec
+
+
+# -- a validated declaration of recurring tasks: the key that identifies them, and their values -----------------------
+
+_WRITTEN_BY_THE_QUEUE = (
+    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "crashes", "finished_at", "error", "created_at"),
+)
+Values = dict[str, Any]
+"""Values by column name."""
+
+
+class Declaration(NamedTuple):
+    """The declared tasks by key."""
+
+    spec: QueueSpec
+    key: tuple[Column[Any], ...]
+    """The columns that identify the tasks: the primary key's, or ``unique_key``."""
+    tasks: dict[Identity, Values]
+
+    @classmethod
+    def of(cls, spec: QueueSpec, tasks: Iterable[Mapping[str, Any] | RecurringMixin]) -> Declaration:
+        """Validate ``tasks``; raise :class:`.ArgumentError` for invalid ones."""
+        if len(spec.mapper.tables) > 1:
+            raise ArgumentError(f"the columns of {spec.entity.__name__} are in several tables: it cannot be declared")
+        if isinstance(tasks, (Mapping, QueueMixin)) or not isinstance(tasks, Iterable):
+            raise ArgumentError(f"tasks={tasks!r}: give an iterable of dictionaries or instances")
+        rows = [_values(spec, number, task) for number, task in enumerate(tasks)]
+        key = _key_of(spec, rows)
+        keyed: dict[Identity, Values] = {}
+        for row in rows:
+            identity = tuple(row[column.name] for column in key)
+            if identity in keyed:
+                raise ArgumentError(f"{spec.entity.__name__} {plain_key(identity)!r} is declared twice")
+            keyed[identity] = row
+        return cls(spec, key, keyed)
+
+    @property
+    def by_unique_key(self) -> bool:
+        """Whether ``unique_key`` identifies the tasks, instead of the primary key."""
+        return self.key != self.spec.primary_key
+
+    def is_row(self, identity: Identity) -> Criterion:
+        """Return the criterion of the row with this key."""
+        return and_(*(column == value for column, value in zip(self.key, identity, strict=True)))
+
+    def changes(self, identity: Identity, row: Mapping[Any, Any]) -> dict[Column[Any], Any]:
+        """Return the declared values that differ from those of the existing ``row``.
+
+        ``available_at`` is left out: it is declared for the first run only.
+        """
+        fixed = {*self.spec.primary_key, *self.key, self.spec["available_at"]}
+        declared = {self.spec.table.c[name]: value for name, value in self.tasks[identity].items()}
+        return {
+            column: value
+            for column, value in declared.items()
+            if column not in fixed and not _is_same(self.spec, column, row[column], value)
+        }
+
+
+def plain_key(identity: Identity) -> object:
+    """Return a key as callers give it: the value of a single column, or a tuple for several."""
+    return identity[0] if len(identity) == 1 else identity
+
+
+def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMixin) -> Values:
+    """Return the values that one task gives, in an instance or a dictionary; ``None`` counts as not given."""
+    if isinstance(task, spec.entity):
+        row = values_of(spec, task)
+    elif isinstance(task, Mapping):
+        row = {name: value for name, value in task.items() if value is not None}
+    else:
+        raise ArgumentError(f"row {number}: give a dictionary or a {spec.entity.__name__}, not {type(task).__name__}")
+    check_attributes(spec, number, row)
+    untold = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.untold))
+    refused = sorted({spec.attributes[role] for role in untold} & row.keys())
+    if refused:
+        raise ArgumentError(f"row {number}: leave out {', '.join(refused)}: only the queue writes them")
+    if spec.attributes["schedule"] not in row:
+        raise ArgumentError(
+            f"row {number}: {spec.attributes['schedule']} is missing: give an Every(...) or a Cron(...)"
+        )
+    if any(isinstance(value, SQLCoreOperations) for value in row.values()):
+        raise ArgumentError(f"row {number}: give values, not SQL expressions: they are compared with those of the row")
+    return column_values(spec, row)
+
+
+def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
+    """Return the columns of the first key that all rows give."""
+    others = [way.columns for way in other_keys(spec)]
+    ways = [spec.primary_key, *others]
+    if not rows:
+        return ways[-1]
+    for way in ways:
+        if all(column.name in row for row in rows for column in way):
+            return way
+    needed = " or ".join(", ".join(column.name for column in way) for way in ways)
+    advice = "" if others else ", or derive the model from UniqueMixin and give unique_key"
+    raise ArgumentError(
+        f"declared tasks are identified by their keys: give {needed} for each {spec.entity.__name__}{advice}"
+    )
+
+
+def _is_same(spec: QueueSpec, column: Column[Any], stored: Any, declared: Any) -> bool:
+    if column is spec["schedule"]:
+        return stored is not None and is_same(stored, declared)
+    if column is spec["drift"]:
+        return bool(stored) == bool(declared)
+    return bool(column.type.compare_values(stored, declared))
+
+
+# -- creates and updates the recurring tasks that an application declares when it starts ------------------------------
 
 logger = logger_of("sqlqueue")
 

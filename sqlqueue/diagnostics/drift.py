@@ -1,0 +1,657 @@
+"""Compares a database with what the models declare: tables, columns, indexes, plans."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    DateTime,
+    Dialect,
+    Index,
+    Integer,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    UnaryExpression,
+    Uuid,
+    bindparam,
+    func,
+    inspect,
+    literal,
+    select,
+)
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql import operators
+from sqlalchemy.types import TypeEngine
+
+from ..dialects import adapter_for
+from ..dialects.base import Adapter
+from ..dialects.parts.plans import QueryPlan
+from ..dialects.parts.schema import LiveIndex, Term
+from ..model.companions import history_of, pause_table, worker_table
+from ..model.declaration import kind_indexes, queues
+from ..queue.spec import MIGRATE, Finding, QueueSpec, Severity
+from ..sql.rows import KeyText, utcdefault
+from ..sql.selection import Pick, picks
+
+if TYPE_CHECKING:
+    from alembic.autogenerate.api import AutogenContext
+    from alembic.operations.ops import UpgradeOps
+
+
+# -- differences between a live schema and what its queues need -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Difference:
+    """A part of a live schema that is not what the queue of ``spec`` needs."""
+
+    code: ClassVar[str]
+    """The code of the finding about it."""
+    spec: QueueSpec
+
+    @property
+    def message(self) -> str:
+        """A description for people."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingTable(Difference):
+    """A difference: the table of ``spec`` does not exist."""
+
+    code = "missing-table"
+
+    @property
+    def message(self) -> str:
+        return f"there is no table {self.spec.table.fullname}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingColumn(Difference):
+    """A difference: the table lacks ``column``, which the queue needs."""
+
+    code = "missing-column"
+    column: Column[Any]
+
+    @property
+    def message(self) -> str:
+        return f"{self.spec.table.fullname} has no column {self.column.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingIndex(Difference):
+    """A difference: ``index``, which the queue's statements use, does not exist."""
+
+    code = "missing-index"
+    index: Index
+
+    @property
+    def message(self) -> str:
+        return f"{self.spec.table.fullname} has no index {self.index.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrongIndex(Difference):
+    """A difference: the live index with the name of ``index`` is not as declared; ``reason`` says how."""
+
+    code = "wrong-index"
+    index: Index
+    live: LiveIndex
+    reason: str
+
+    @property
+    def message(self) -> str:
+        return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrongDefault(Difference):
+    """A difference: the default of ``column``, which rows of other programs get, is not the one that the model
+    declares."""
+
+    code = "wrong-default"
+    column: Column[Any]
+    live: str
+    """The default as the server reports it."""
+
+    @property
+    def message(self) -> str:
+        is_now, is_meant = constant(self.live), constant(_declared(self.column))
+        return (
+            f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"
+        )
+
+
+def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:
+    """Return how the live schema differs from what ``specs`` need, table by table: columns first, then indexes.
+
+    Reads only the catalog, in the transaction of ``connection``.  Anything else that a table has is ignored.
+    Raises :class:`.UnsupportedDialectError` for an engine without an adapter.
+    """
+    tables = {spec.table: spec for spec in reversed(list(specs))}  # subclasses share their base's
+    return [difference for spec in reversed(tables.values()) for difference in _of_table(connection, spec)]
+
+
+def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
+    table = spec.table
+    inspector = inspect(connection)
+    schema = connection.schema_for_object(table)
+    if not inspector.has_table(table.name, schema=schema):
+        yield MissingTable(spec=spec)
+        return
+    defaults = {column["name"]: column["default"] for column in inspector.get_columns(table.name, schema=schema)}
+    for column in spec.columns.values():
+        if column.name not in defaults:
+            yield MissingColumn(spec=spec, column=column)
+        elif is_other_default(column, live := defaults[column.name]):
+            yield WrongDefault(spec=spec, column=column, live=str(live))
+    yield from _of_indexes(connection, spec)
+
+
+def is_other_default(column: Column[Any], live: str | None) -> bool:
+    """Return whether both defaults are constants and different."""
+    declared, found = constant(_declared(column)), constant(live)
+    return None not in (declared, found) and declared != found
+
+
+def _declared(column: Column[Any]) -> str | None:
+    default: Any = getattr(column.server_default, "arg", None)
+    return f"'{default}'" if isinstance(default, str) else None if default is None else str(default)
+
+
+def constant(default: str | None) -> str | None:
+    """Return the value of a default that is a number or a string, without what the server adds to it; else ``None``.
+
+    ``'available'::character varying`` and ``(('available'))`` are both ``available``.
+    """
+    found = _CONSTANT.match(default or "")
+    return (found[1] or found[2]) if found else None
+
+
+_CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
+
+
+def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
+    for index, found, reason in unlike_indexes(connection, spec.table, queue_indexes(spec)):
+        if found is None:
+            yield MissingIndex(spec=spec, index=index)
+        else:
+            yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
+
+
+def unlike_indexes(
+    connection: Connection, table: Table, indexes: Iterable[Index]
+) -> Iterator[tuple[Index, LiveIndex | None, str]]:
+    """Yield the ``indexes`` that the live table lacks or has in another form, each with the live index, if any, and the
+    difference in words."""
+    adapter = adapter_for(connection.dialect)
+    live = adapter.schema.live_indexes(connection, table)
+    for index in indexes:
+        found = live.get(str(index.name))
+        if found is None:
+            yield index, None, "is missing"
+        elif not found.usable:
+            yield index, found, "is not usable: it was never finished, or is disabled"
+        elif found.terms != _terms(index):
+            yield index, found, f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
+        elif index.unique and not found.unique:
+            yield index, found, "is not unique"
+        elif not adapter.schema.same_predicate(connection.dialect, index, found):
+            having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
+            yield index, found, f"{having}, which is not what the model declares"
+
+
+def needed_indexes(spec: QueueSpec) -> list[Index]:
+    """Return the indexes of the table's metadata that the queue cannot work without."""
+    by_name = {str(index.name): index for index in spec.table.indexes}
+    partitions = ((), *((column,) for column in spec.partitions))
+    names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
+    names += [spec.index_name(index.name) for index in kind_indexes(spec)]
+    return [by_name[name] for name in names]
+
+
+def queue_indexes(spec: QueueSpec) -> list[Index]:
+    """Return all indexes that this library adds to the table."""
+    return [*needed_indexes(spec), *helpful_indexes(spec)]
+
+
+def helpful_indexes(spec: QueueSpec) -> list[Index]:
+    """Return the indexes that claims do not need, but without which other operations are slow."""
+    return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
+
+
+def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:
+    """Return the names of the model's own indexes that do not exist, compared by name only."""
+    preparer, ours = connection.dialect.identifier_preparer, {index.name for index in queue_indexes(spec)}
+    live = {preparer.quote(name) for name in adapter_for(connection.dialect).schema.index_names(connection, spec.table)}
+    # an index with a condition, from Index.ddl_if(), may be meant for another engine
+    own = [index for index in spec.table.indexes if index.name not in ours and index._ddl_if is None]
+    return sorted(str(index.name) for index in own if preparer.format_index(index) not in live)
+
+
+def lost_triggers(connection: Connection, spec: QueueSpec) -> list[str]:
+    """Return the names of the triggers that DDL listeners create on the table and that do not exist.
+
+    Compared by name only, without regard to case.  Empty if this account cannot see triggers.
+    """
+    declared = list(_declared_triggers(connection, spec.table))
+    live = adapter_for(connection.dialect).schema.trigger_names(connection, spec.table) if declared else None
+    if live is None:
+        return []
+    known, longest = {name.casefold() for name in live}, connection.dialect.max_identifier_length
+    # some servers shorten names
+    shortened = {name: name.encode()[:longest].decode(errors="ignore") for name in declared}
+    return [name for name in shortened if known.isdisjoint({name.casefold(), shortened[name].casefold()})]
+
+
+def _declared_triggers(connection: Connection, table: Table) -> Iterator[str]:
+    mine = {table.schema, connection.schema_for_object(table) or connection.dialect.default_schema_name}
+    for target in (table, table.metadata):
+        for listener in target.dispatch.after_create:
+            if not isinstance(listener, ExecutableDDLElement):
+                continue
+            # as the listener itself decides when it is called
+            if not listener._should_execute(target, connection):  # type: ignore[no-untyped-call]
+                continue
+            for found in _TRIGGER.finditer(str(listener.against(target).compile(dialect=connection.dialect))):
+                (*owner, name), (*schema, of) = map(_parts, found.groups())
+                # a listener may create triggers of other tables
+                place = schema or owner
+                if of.casefold() == table.name.casefold() and (place[-1] if place else target.schema) in mine:
+                    yield name
+
+
+def _parts(qualified: str) -> list[str]:
+    return [_unquoted(part) for part in re.findall(_NAME, qualified)]
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace(name[-1] * 2, name[-1]) if name[0] in '"`[' else name
+
+
+_NAME = r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|\[(?:[^\]]|\]\])+\]|[\w$#]+'
+_QUALIFIED = rf"(?:{_NAME})(?:\s*\.\s*(?:{_NAME}))*"
+# not temporary ones, which end with their connection
+_TRIGGER = re.compile(
+    r"\bCREATE\s+(?:(?:OR\s+(?:REPLACE|ALTER)|CONSTRAINT|(?:NON)?EDITIONABLE|DEFINER\s*=[^;]+?)\s+)*TRIGGER\s+"
+    rf"(?:IF\s+NOT\s+EXISTS\s+)?({_QUALIFIED})\s.*?\bON\s+({_QUALIFIED})",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _terms(index: Index) -> tuple[Term, ...]:
+    return tuple(_term(expression) for expression in index.expressions)
+
+
+def _term(expression: Any) -> Term:
+    if isinstance(expression, UnaryExpression) and expression.modifier is operators.desc_op:
+        return Term(_term(expression.element).name, descending=True)
+    return Term(expression.name if isinstance(expression, Column) else str(expression))
+
+
+def _listed(terms: tuple[Term, ...]) -> str:
+    return f"({', '.join(map(str, terms))})"
+
+
+# -- checks whether the queue's statements can work with the columns of a live table ----------------------------------
+
+_FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer, Numeric), (DateTime,))
+
+
+def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
+    """Yield findings about existing columns, and about missing columns that the model itself declares.
+
+    :func:`.drift` reports missing columns of the queue.
+    """
+    present = {column["name"]: column for column in live}
+    yield from _of_key(dialect, spec, present)
+    of_queue = {column.name for column in spec.columns.values()}
+    for column in spec.table.columns:
+        found = present.pop(column.name, None)
+        if found is None:
+            if column.name not in of_queue:
+                yield _finding(spec, "missing-column", f"has no column {column.name}, which the model loads")
+        elif column.name in of_queue:
+            yield from _of_column(dialect, spec, column, found)
+    for unknown in present.values():
+        if not unknown["nullable"] and not fills_itself(unknown):
+            what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
+            yield _finding(spec, "unknown-column", what)
+
+
+def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
+    """Yield a finding if the server should generate the keys, but would not."""
+    adapter, key = adapter_for(dialect), spec.table.autoincrement_column
+    if adapter.inserts.numbers_keys or key is None or key.default is not None or key.name not in live:
+        return
+    if key in spec.unnumbered:
+        product = adapter.product.name
+        message = (
+            f"{spec.table.fullname} has an integer key, {key.name}, which {product} does not generate automatically"
+        )
+        fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
+        yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
+    elif not fills_itself(live[key.name]):
+        yield _finding(
+            spec, "unnumbered-key", f"does not generate keys that inserts leave out: {key.name} is not an identity"
+        )
+
+
+def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Yield findings about keys that the live table does not compare exactly."""
+    for column in spec.columns.values():
+        collation = collations.get(column.name)
+        if isinstance(column.type, KeyText) and collation is not None and not collation.lower().endswith(_EXACT):
+            what = f"compares {column.name} by {collation}, which treats some different keys as equal"
+            yield _finding(spec, "inexact-key", what, Severity.WARNING)
+
+
+def inexact_primary_keys(
+    spec: QueueSpec, collations: Mapping[str, str | None], exact: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield notes about text columns of the model's own primary key, whose collation is the application's choice."""
+    for column in spec.primary_key:
+        collation = collations.get(column.name)
+        if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
+            continue
+        if issubclass(column.type._type_affinity or type(None), Uuid):
+            continue  # stored as lowercase hexadecimal digits, which every collation distinguishes
+        message = (
+            f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= treats tasks as the same"
+            " although their keys differ"
+        )
+        fix = "nothing, if this is intended; otherwise declare a collation that distinguishes them, and migrate"
+        yield Finding.of(spec, Severity.NOTE, "inexact-primary-key", message, fix)
+
+
+_EXACT = ("_bin", "_bin2")
+
+
+def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: ReflectedColumn) -> Iterator[Finding]:
+    name = column.name
+    if column.nullable and not live["nullable"]:
+        yield _finding(spec, "not-nullable", f"does not allow NULL in {name}, which unclaimed tasks have")
+    if not column.nullable and live["nullable"]:
+        yield _finding(spec, "nullable", f"allows NULL in {name}, and no claim finds such a row")
+    if column.server_default is not None and not fills_itself(live):
+        yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
+    elif _is_moment(column) and not adapter_for(dialect).schema.same_default(dialect, str(live["default"])):
+        reason = "for other programs' rows it depends on their session's time zone, or is less precise"
+        what = f"has {live['default']} as the default of {name}: {reason}"
+        yield _finding(spec, "wrong-default", what, Severity.WARNING)
+    for severity, what in wrong_type(dialect, column, live):
+        yield _finding(spec, "wrong-type", what, severity)
+
+
+def wrong_type(dialect: Dialect, column: Column[Any], found: ReflectedColumn) -> Iterator[tuple[Severity, str]]:
+    """Yield how the type of a live column differs from that of ``column``, and the severity."""
+    implemented: Any = column.type.dialect_impl(dialect)
+    declared, live = getattr(implemented, "impl_instance", implemented), found["type"]
+    if None in (_family(declared), _family(live)):
+        return
+    is_not = f"has {column.name} as {live.compile(dialect)}, not as {declared.compile(dialect)}"
+    if _family(declared) != _family(live):
+        yield Severity.ERROR, is_not
+    elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
+        yield Severity.ERROR, f"{is_not}: too short"
+    elif isinstance(declared, DateTime) and not adapter_for(dialect).schema.same_moments(dialect, declared, live):
+        loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
+        severity = Severity.ERROR if loses_zone else Severity.WARNING
+        reason = "times shift with the session's time zone" if loses_zone else "times are stored less precisely"
+        yield severity, f"{is_not}: {reason}"
+
+
+def _is_moment(column: Column[Any]) -> bool:
+    """Return whether the default of ``column`` is the current time."""
+    return isinstance(getattr(column.server_default, "arg", None), utcdefault)
+
+
+_ANY = 2**62
+"""The length of text columns without a limit."""
+
+
+def _family(kind: object) -> int | None:
+    return next((number for number, classes in enumerate(_FAMILIES) if isinstance(kind, classes)), None)
+
+
+def fills_itself(live: ReflectedColumn) -> bool:
+    """Return whether an insert may leave out a live column that is not nullable."""
+    generated = (live.get("computed"), live.get("identity"), live.get("autoincrement") is True)
+    return live["default"] is not None or any(generated)
+
+
+def _finding(spec: QueueSpec, code: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
+    fix = "in a migration, alter the column to what the model declares"
+    return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", fix)
+
+
+# -- checks the tables that accompany queues: the history of attempts, the register of workers and the pauses ---------
+
+_ALTER = "in a migration, alter the column to what the model declares"
+
+
+def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Finding]:
+    """Yield findings about the history, the register of workers and the pauses, if the application has them.
+
+    It is an error if settlements or workers cannot use a table; a missing index only slows reading and pruning
+    down.
+    """
+    history, workers, pauses = history_of(metadata), worker_table(metadata), pause_table(metadata)
+    if history is not None:
+        yield from _companion(connection, history.table, "which keeps the history of attempts")
+    if workers is not None:
+        yield from _companion(connection, workers, "in which workers are registered")
+    if pauses is not None:
+        yield from _companion(connection, pauses, "which stores the paused queues")
+
+
+def _companion(connection: Connection, table: Table, purpose: str) -> Iterator[Finding]:
+    inspector, schema = inspect(connection), connection.schema_for_object(table)
+    error = partial(Finding, severity=Severity.ERROR, table=table.fullname)
+    if not inspector.has_table(table.name, schema=schema):
+        message = f"there is no table {table.fullname}, {purpose}"
+        yield error(code="missing-table", message=message, fix=MIGRATE)
+        return
+    live = {column["name"]: column for column in inspector.get_columns(table.name, schema=schema)}
+    for column in table.columns:
+        found = live.pop(column.name, None)
+        if found is None:
+            message = f"{table.fullname} has no column {column.name}"
+            yield error(code="missing-column", message=message, fix=MIGRATE)
+            continue
+        for severity, code, what in _companion_column(connection, column, found):
+            yield Finding(
+                severity=severity, code=code, message=f"{table.fullname} {what}", fix=_ALTER, table=table.fullname
+            )
+    for unknown in live.values():
+        if not unknown["nullable"] and not fills_itself(unknown):
+            what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
+            yield error(code="unknown-column", message=f"{table.fullname} {what}", fix=_ALTER)
+    yield from _companion_indexes(connection, table)
+
+
+def _companion_column(
+    connection: Connection, column: Column[Any], live: ReflectedColumn
+) -> Iterator[tuple[Severity, str, str]]:
+    adapter = adapter_for(connection.dialect)
+    if column.nullable and not live["nullable"]:
+        yield Severity.ERROR, "not-nullable", f"does not allow NULL in {column.name}"
+    if column is column.table.autoincrement_column and not (adapter.inserts.numbers_keys or fills_itself(live)):
+        what = f"does not generate keys that inserts leave out: {column.name} is not an identity"
+        yield Severity.ERROR, "unnumbered-key", what
+    for severity, what in wrong_type(connection.dialect, column, live):
+        yield severity, "wrong-type", what
+
+
+def _companion_indexes(connection: Connection, table: Table) -> Iterator[Finding]:
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    for index, live, reason in unlike_indexes(connection, table, indexes):
+        fix = MIGRATE
+        if live is not None and not live.usable:
+            fix = adapter_for(connection.dialect).schema.revival(connection, index) or MIGRATE
+        yield Finding(
+            severity=Severity.WARNING,
+            code="missing-index" if live is None else "wrong-index",
+            message=f"the index {index.name} of {table.fullname} {reason}",
+            fix=fix,
+            table=table.fullname,
+        )
+
+
+# -- checks whether claims use their indexes, by explaining the library's own statements at the tables' current
+#    size
+
+LARGE = 10_000
+"""A number of rows that no planner would read to find one, unless it lacks an index or good statistics."""
+
+FEW = 100
+"""A number of rows that is cheap to sort: engines that lock after the sort may choose to sort them."""
+
+
+def unserved_claims(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
+    for pick in _claims(spec):
+        statement = adapter.locking.finding(pick, *spec.primary_key)
+        plan = adapter.plans.of(connection, statement)
+        if plan is None:
+            message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
+            yield Finding.of(spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes exist as declared")
+            return
+        best = adapter.plans.of(connection, statement, forced=True)
+        unused = f"a claim from {spec.table.fullname} does not use the index {pick.index}"
+        if not _serves(best or plan, spec, 0):
+            certain = best is not None or not adapter.locking.orders_freely or _is_large(connection, spec)
+            yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
+        elif not _serves(plan, spec, FEW) and _is_large(connection, spec):
+            fix = f"update the planner's statistics: ANALYZE {spec.table.fullname}"
+            yield Finding.of(spec, Severity.ERROR, "index-not-used", f"{unused}, though it could", fix)
+
+
+def _useless(spec: QueueSpec, unused: str, severity: Severity) -> Finding:
+    if severity is Severity.NOTE:
+        message = f"{unused}; with so few rows, that may be the best plan"
+        return Finding.of(spec, severity, "index-not-used", message, "check again when the table has grown")
+    message = f"{unused}: it reads all ready tasks, and blocks other claims on engines that lock what they read"
+    fix = "compare that index and its columns with what the model declares: collations, prefixes, types"
+    return Finding.of(spec, severity, "index-not-used", message, fix)
+
+
+def _claims(spec: QueueSpec) -> Iterator[Pick]:
+    """Yield both steps of a claim of one row, from the whole queue and from each kind of partition."""
+    for partition in ((), *((column,) for column in spec.partitions)):
+        for step in picks(spec, [column == bindparam(None, _example(column), column.type) for column in partition], ()):
+            yield step(1)
+
+
+def _example(column: Column[Any]) -> Any:
+    try:
+        example = column.type.python_type()
+    except (NotImplementedError, TypeError):  # e.g. datetime: any value will do
+        return None
+    return "any" if example == "" else example  # which some servers take for NULL, so that their plan reads nothing
+
+
+def _serves(plan: QueryPlan, spec: QueueSpec, sortable: int) -> bool:
+    used = not plan.indexes.isdisjoint(str(index.name) for index in needed_indexes(spec))
+    return used and plan.sorted <= sortable
+
+
+def _is_large(connection: Connection, spec: QueueSpec) -> bool:
+    some = select(literal(1).label("one")).select_from(spec.table).limit(LARGE).subquery()
+    return connection.scalar(select(func.count()).select_from(some)) == LARGE
+
+
+# -- checks the tables that refer to queues: whoever deletes a task makes the server look for its children ------------
+
+
+def unindexed_references(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about foreign keys without an index that refer to a queue whose tasks are deleted.
+
+    Only tables of the same ``MetaData`` are considered.
+    """
+    options = spec.options
+    cost = adapter.server.unindexed_reference(connection)
+    if cost is None or (options.on_complete != "delete" and not options.prunes):
+        return
+    for child in _referring(spec.table):
+        inspector, schema = inspect(connection), connection.schema_for_object(child)
+        if not inspector.has_table(child.name, schema=schema):
+            continue
+        indexed = list(_indexed(connection, adapter, child))
+        for key in inspector.get_foreign_keys(child.name, schema=schema):
+            columns = key["constrained_columns"]
+            if key["referred_table"] != spec.table.name or any(
+                {*some[: len(columns)]} == {*columns} for some in indexed
+            ):
+                continue
+            listed = ", ".join(columns)
+            message = (
+                f"{child.fullname} refers to {spec.table.fullname} by {listed}, which has no index: each task that is"
+                f" deleted {cost}"
+            )
+            fix = f"declare an index whose first columns are {listed}, such as index=True, and migrate"
+            yield Finding.of(spec, Severity.WARNING, "unindexed-reference", message, fix)
+
+
+def _referring(table: Table) -> Iterator[Table]:
+    for child in sorted(table.metadata.tables.values(), key=lambda each: each.fullname):
+        targets = {key.target_fullname.rpartition(".")[0] for key in child.foreign_keys}
+        if table.fullname in targets:
+            yield child
+
+
+def _indexed(connection: Connection, adapter: Adapter, table: Table) -> Iterator[Sequence[str]]:
+    """Yield the columns of each live index, of a primary key or otherwise, that finds rows by any value."""
+    inspector, schema = inspect(connection), connection.schema_for_object(table)
+    yield inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]
+    for constraint in inspector.get_unique_constraints(table.name, schema=schema):
+        yield constraint["column_names"]
+    for index in adapter.schema.live_indexes(connection, table).values():
+        names = [term.name for term in index.terms]
+        partial = index.predicate and _NOT_NULL.fullmatch(index.predicate)
+        if index.usable and (index.predicate is None or (partial and partial[1] in names)):
+            yield names
+
+
+_NOT_NULL = re.compile(r"\W*(\w+)\W+IS NOT NULL\W*", re.IGNORECASE)
+"""The condition of an index that still finds all rows that refer to others."""
+
+
+# -- a guard for Alembic before 1.18, which loads no plugins: existing rows of a table that becomes a queue would
+#    be tasks
+
+
+def watch() -> None:
+    """Make autogenerate reject such revisions, if an old Alembic was imported before the models."""
+    if "alembic" in sys.modules and find_spec("alembic.runtime.plugins") is None:
+        from alembic.autogenerate import comparators  # noqa: PLC0415
+
+        comparators.dispatch_for("schema")(refuse_adoption)
+
+
+def refuse_adoption(context: AutogenContext, found: UpgradeOps, _: Any) -> None:
+    """Raise ``CommandError`` if an existing table gets the columns of a queue."""
+    from alembic.operations.ops import AddColumnOp, ModifyTableOps  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
+    given: Any = context.metadata
+    specs = [spec for each in (given if isinstance(given, (list, tuple)) else [given]) for spec in queues(each)]
+    states = {(spec.table.schema, spec.table.name, spec["status"].name) for spec in specs}
+    for op in found.ops:
+        for added in op.ops if isinstance(op, ModifyTableOps) else ():
+            if isinstance(added, AddColumnOp) and (added.schema, added.table_name, added.column.name) in states:
+                raise CommandError(
+                    f"{added.table_name} becomes a queue, and workers would run all of its rows as tasks: upgrade to"
+                    " Alembic 1.18 or newer, which loads sqlqueue's plugin, so that the rows become completed"
+                )
