@@ -27,8 +27,6 @@ from tests.support.models import Base, Sign, Task
 from tests.support.rows import PAST
 from tests.worker.test_unreadable_rows import insert_odd_times
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["archive", "sync_archive"]
 
 

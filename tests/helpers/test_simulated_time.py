@@ -17,8 +17,6 @@ from tests.support.models import Base, Report, Task
 from tests.support.rows import clock
 from tests.support.workers import with_session, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 

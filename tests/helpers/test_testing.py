@@ -18,8 +18,6 @@ from tests.support.models import Base, Job, Ledger, Mail, Sign, Task
 from tests.support.rows import TOMORROW, count
 from tests.support.workers import with_session, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 DAY = timedelta(days=1)
 
 

@@ -22,6 +22,8 @@ from sqlqueue.model.declaration import queues
 from tests.migrations.definitions import definitions, table_names
 from tests.support.harness import Database
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 ROOT = Path(__file__).parents[2]
 VARIABLE = "SQLQUEUE_DATABASE_URL"
 NAMES = set(Base.metadata.tables)

@@ -23,6 +23,8 @@ from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.workers import Running, all_are, eventually, without_session
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 @pytest.fixture
 def greedy(sync_db: Database) -> Iterator[BlackHole]:

@@ -17,7 +17,7 @@ from tests.support.models import Ledger, Task
 from tests.support.rows import count, rows
 from tests.support.workers import BlockingHandler, Running, eventually, statuses, with_session, without_session
 
-pytestmark = pytest.mark.requires("one_writer")
+pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("one_writer")]
 BUSY_TIMEOUT = 0.1
 """Seconds for which the workers' connections wait for the writer."""
 LOCKED = (

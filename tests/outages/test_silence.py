@@ -35,6 +35,8 @@ from tests.support.workers import (
     without_session,
 )
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 @contextmanager
 def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, **options: Any) -> Iterator[Worker]:

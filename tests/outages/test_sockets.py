@@ -17,6 +17,8 @@ from sqlqueue.worker.database.checkouts import UNREACHABLE
 from tests.outages.blackhole import BlackHole, through
 from tests.support.harness import Database
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such option")
 @pytest.mark.requires("container")

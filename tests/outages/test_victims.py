@@ -23,7 +23,7 @@ from tests.support.rows import rows
 from tests.support.workers import Running, all_are, eventually
 
 Part = Callable[[Any, Any], None]
-pytestmark = pytest.mark.requires("locks_rows")
+pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("locks_rows")]
 
 
 def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:

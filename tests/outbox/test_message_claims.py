@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing, Task
 from tests.support.rows import PAST, TOMORROW, end_leases, row, without_waiting
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def later(db: Database, *ids: int) -> None:
     """Mark messages as failed, to be retried later."""

@@ -24,8 +24,6 @@ from tests.support.models import Dispatch, Outgoing
 from tests.support.rows import count, end_leases
 from tests.support.workers import Workers, eventually
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def once(db: Database, relay: Relay) -> int:
     published: int = db.session().pass_to(lambda _: relay.serve_once()) if db.is_async else relay.relay_once()

@@ -21,8 +21,6 @@ from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
 from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def test_an_idle_relay_wakes_up_on_enqueue(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())

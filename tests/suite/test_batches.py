@@ -21,8 +21,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
 DEAD = {"status": "discarded", "finished_at": PAST, "available_at": PAST, "attempt": 3}
 LATER = {"status": "scheduled", "available_at": TOMORROW}

@@ -16,8 +16,6 @@ from tests.support.harness import Database
 from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
 from tests.support.rows import clock
 
-pytestmark = pytest.mark.asyncio_once
-
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 WAITING = ("available", "scheduled", "retryable", "running")

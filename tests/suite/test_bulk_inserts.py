@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Document, Letter, Parcel, Reminder, Task
 from tests.support.rows import TOMORROW, count, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 MANY = 20_000
 
 

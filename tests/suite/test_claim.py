@@ -18,6 +18,8 @@ from tests.support.harness import Database
 from tests.support.models import Account, Attachment, Mail, Task
 from tests.support.rows import clock, load
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 OTHER_COLUMNS = ("priority", "max_attempts", "finished_at", "error", "created_at", "name", "number")
 

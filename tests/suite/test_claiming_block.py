@@ -16,6 +16,8 @@ from sqlqueue import ClaimLostError, UnsettledClaimError
 from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Task
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 M = TypeVar("M", bound=Base)
 
 

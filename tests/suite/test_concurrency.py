@@ -17,6 +17,8 @@ from tests.support.processes import Processes
 from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, ids, insert_many, rows, without_waiting
 from tests.support.workers import eventually
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
 

@@ -21,8 +21,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Document, Listing
 from tests.support.rows import contenders, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 THREADS = 8
 ROUNDS = 5
 

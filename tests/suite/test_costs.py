@@ -30,6 +30,8 @@ from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Sp
 from tests.support.polling import next_due
 from tests.support.rows import PAST, rows
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 __all__ = ["archive", "fleet"]
 
 PINNED = Path(__file__).parent / "costs"

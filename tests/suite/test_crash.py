@@ -171,7 +171,6 @@ def test_a_suspect_in_lock_mode_keeps_its_attempt(db: Database) -> None:
     assert row(db, task)["attempt"] == 3
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("end", ["complete", "fail", "release", "snooze", "cancel", "discard"])
 def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, end: str) -> None:
     db.insert(Task, rows(1))
@@ -188,7 +187,6 @@ def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, end: 
     assert row(db, task)["crashes"] == 0
 
 
-@pytest.mark.asyncio_once
 def test_the_next_run_of_a_recurring_task_is_not_a_suspect(db: Database) -> None:
     db.insert(Report, [{"schedule": "PT1M", "available_at": PAST, "crashes": 1}])
     with db.begin() as actor:
@@ -198,7 +196,6 @@ def test_the_next_run_of_a_recurring_task_is_not_a_suspect(db: Database) -> None
     assert (found["status"], found["crashes"]) == ("scheduled", 0)
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
 def test_a_retried_task_is_not_a_suspect(db: Database, on_conflict: str) -> None:
     db.insert(Listing, rows(1, unique_key="a", crashes=2))

@@ -17,8 +17,6 @@ from tests.support.models import Chore, Report, Task
 from tests.support.processes import Processes
 from tests.support.rows import PAST, clock, count
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR = timedelta(hours=1)
 HOURLY, DAILY = Every(HOUR), Every(24 * HOUR)
 

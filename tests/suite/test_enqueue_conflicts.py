@@ -14,6 +14,8 @@ from tests.support.harness import Database
 from tests.support.models import Document, Letter, Order, Seat, Spool
 from tests.support.rows import clock, load
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FINAL = ["completed", "cancelled", "discarded"]
 

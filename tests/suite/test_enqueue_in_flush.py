@@ -13,8 +13,6 @@ from tests.suite.documents import rows
 from tests.support.harness import Database
 from tests.support.models import Document
 
-pytestmark = pytest.mark.asyncio_once
-
 
 @pytest.mark.parametrize("hook", ["before_flush", "after_flush", "after_flush_postexec"])
 @pytest.mark.parametrize("on_conflict", ["raise", "ignore", "replace", "rerun"])

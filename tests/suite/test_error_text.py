@@ -13,8 +13,6 @@ from sqlalchemy.orm import Session
 from tests.support.harness import Database
 from tests.support.models import Task
 
-pytestmark = pytest.mark.asyncio_once
-
 
 class Mute(Exception):
     def __str__(self) -> str:

@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Message, Spool
 from tests.support.rows import analyze, count, ids, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def messages(db: Database, **counts: int) -> None:
     db.insert(Message, [row for kind, n in counts.items() for row in rows(n, kind=kind)])

@@ -16,6 +16,8 @@ from tests.support.models import Ledger, Spool, Task
 from tests.support.processes import Processes
 from tests.support.rows import PAST, count, end_leases, row, rows
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 every_call = pytest.mark.parametrize("call", SETTLING)
 
 

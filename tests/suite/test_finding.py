@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Account, CreditNote, Document, Invoice, Mail, Notice, Order, Reminder, Seat, Task
 from tests.support.rows import PAST, TOMORROW, clock, contenders, row, without_waiting
 
-pytestmark = pytest.mark.asyncio_once
-
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
 RUNNING = {**HUNG, "available_at": TOMORROW}
 

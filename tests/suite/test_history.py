@@ -18,8 +18,6 @@ from tests.support.harness import Database
 from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, kept_tables_in
 from tests.support.models import Task
 
-pytestmark = pytest.mark.asyncio_once
-
 
 @pytest.fixture(autouse=True)
 def tables(db: Database) -> Iterator[None]:

@@ -19,8 +19,6 @@ from tests.support.harness import Actor, Database
 from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, sync_archive
 from tests.support.rows import PAST, clock
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["archive", "sync_archive"]
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

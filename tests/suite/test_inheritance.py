@@ -11,8 +11,6 @@ from tests.suite.kinds_of_models import Computed, Export, Folder, Import, Page, 
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Invoice, Notice, Reminder
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def test_single_table_inheritance(db: Database) -> None:
     with db.begin() as session:

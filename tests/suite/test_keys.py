@@ -15,8 +15,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Document, Film, Job, Listing, Mail, Outgoing, QueuePause, Seat, Task, Visit
 from tests.support.rows import count
 
-pytestmark = pytest.mark.asyncio_once
-
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
 """Texts that some collation considers equal."""
 SURROGATE, NUL = "a\udc80", "a\0b"

@@ -24,8 +24,6 @@ from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.support.workers import seen
 
-pytestmark = pytest.mark.asyncio_once
-
 leases = pytest.mark.parametrize("lease", ["default", None])
 
 

@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Seat, Spool, Task
 from tests.support.rows import load
 
-pytestmark = pytest.mark.asyncio_once
-
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=2)

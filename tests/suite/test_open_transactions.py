@@ -16,6 +16,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Account, Attachment, Mail, Task
 from tests.support.rows import TOMORROW, contenders, count, ids, row, rows, waited, without_waiting
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
 

@@ -14,8 +14,6 @@ from tests.support.harness import Database
 from tests.support.models import Document, Seat, Task, Ticket
 from tests.support.rows import DUE, PAST, analyze, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 random = Random(7)
 
 

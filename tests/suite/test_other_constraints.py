@@ -14,8 +14,6 @@ from tests.support.harness import Database
 from tests.support.models import Base
 from tests.support.rows import count
 
-pytestmark = pytest.mark.asyncio_once
-
 
 class Badge(QueueMixin, Base):
     __tablename__ = "badge"

@@ -16,8 +16,6 @@ from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, clock, ids, waited, without_waiting, zones
 from tests.support.workers import statuses
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR = timedelta(hours=1)
 OWN: Mapping[Any, Mapping[str, Any]] = {
     Task: {"name": "", "number": 0},

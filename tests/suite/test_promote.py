@@ -17,8 +17,6 @@ from tests.support.models import Base, Listing, Report, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows
 from tests.support.workers import statuses
 
-pytestmark = pytest.mark.asyncio_once
-
 OF_WORKER = -77
 """The token of a claim that a worker has made."""
 

@@ -18,8 +18,6 @@ from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
 from tests.support.rows import PAST, count
 
-pytestmark = pytest.mark.asyncio_once
-
 DAY = timedelta(days=1)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
 ADOPTED = {"status": "completed", "finished_at": None, "available_at": NEVER, "created_at": PAST}

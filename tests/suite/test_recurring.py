@@ -23,8 +23,6 @@ from tests.support.rows import PAST, TICK, clock, count, end_leases, row
 from tests.support.workers import Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.asyncio_once
-
 
 class _Wrong(datetime):
     """A host with a wrong clock."""

@@ -18,8 +18,6 @@ from tests.support.harness import Database
 from tests.support.models import Base, Task
 from tests.support.rows import clock
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["fleet", "sync_fleet"]
 
 

@@ -14,8 +14,6 @@ from sqlqueue import ArgumentError, UniqueMixin
 from tests.support.harness import Database
 from tests.support.models import Base
 
-pytestmark = pytest.mark.asyncio_once
-
 HOWS = ("ignore", "replace", "rerun")
 labelling = Table(
     "labelling",

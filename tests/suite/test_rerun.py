@@ -21,8 +21,6 @@ from tests.support.rows import end_leases
 from tests.support.workers import AT_ONCE, LONG, Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def listing(db: Database) -> RowMapping:
     with db.engine.connect() as connection:

@@ -13,8 +13,6 @@ from tests.support.harness import Database
 from tests.support.models import Ping, Report
 from tests.support.rows import TICK, clock, count, end_leases, row
 
-pytestmark = pytest.mark.asyncio_once
-
 NEVER = "0 0 29 2 *"
 """A date on which the tests do not run, in a leap year."""
 

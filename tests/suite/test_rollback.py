@@ -17,6 +17,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Film, Outgoing, Spool, Task
 from tests.support.rows import rows
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 AVAILABLE = ("available", 0, None)
 
 

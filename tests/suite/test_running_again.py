@@ -15,8 +15,6 @@ from tests.support.harness import Database
 from tests.support.models import Chore, CreditNote, Film, Listing, Order, Report, Spool, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, count
 
-pytestmark = pytest.mark.asyncio_once
-
 FINAL: tuple[Any, ...] = ("completed", "cancelled", "discarded")
 ENDED = {"finished_at": PAST, "available_at": PAST, "attempt": 3, "max_attempts": 3}
 ON_CONFLICT: tuple[Any, ...] = ("ignore", "replace", "rerun")

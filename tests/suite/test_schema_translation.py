@@ -17,6 +17,8 @@ from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.rows import PAST
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 NOWHERE = "a_tenant"
 """No engine has a schema of that name."""
 

@@ -15,8 +15,6 @@ from tests.support.models import Slot, SQLSlot, Task, Visit
 from tests.support.rows import contenders, ids, without_waiting
 from tests.support.workers import seen
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     visits(db, *["a"] * 20)

@@ -19,6 +19,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Order, Seat, Spool, Task
 from tests.support.rows import clock, load
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 @pytest.fixture(params=["methods", "functions"])
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.rows import load
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 def _taken_over(db: Database) -> None:
     with db.engine.begin() as connection:

@@ -15,8 +15,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Film, Listing, Report, Task, Visit
 from tests.support.rows import PAST
 
-pytestmark = pytest.mark.asyncio_once
-
 TIMES = {"available_at", "finished_at", "claimed_at", "scheduled_for"}
 SETTLE: dict[str, Callable[[Actor, Any], Any]] = {
     "complete": lambda actor, task: actor.complete(task),

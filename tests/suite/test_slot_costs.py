@@ -9,8 +9,6 @@ from tests.suite.slots import MANY, claim, held, sent
 from tests.support.harness import Database
 from tests.support.models import Visit
 
-pytestmark = pytest.mark.asyncio_once
-
 
 @pytest.mark.parametrize("limit", [MANY, 3 * MANY])
 @pytest.mark.parametrize("known", [0, MANY // 2, MANY])

@@ -25,8 +25,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, contenders, count, ids, row_of
 
-pytestmark = pytest.mark.asyncio_once
-
 locks_rows = pytest.mark.requires("locks_rows")
 ENDS: Mapping[str, Callable[[Actor], Any]] = {
     "cancel": lambda actor: actor.cancel(Visit),

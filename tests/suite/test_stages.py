@@ -18,8 +18,6 @@ from tests.support.models import Film, Leaflet, Ledger, Listing, Task
 from tests.support.rows import PAST, analyze, clock, count, end_leases, row_of
 from tests.support.workers import eventually
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def films(db: Database) -> list[RowMapping]:
     with db.engine.connect() as connection:

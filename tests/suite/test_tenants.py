@@ -19,8 +19,6 @@ from tests.support.models import Base
 from tests.support.polling import next_due
 from tests.support.rows import PAST, rows
 
-pytestmark = pytest.mark.asyncio_once
-
 
 class HasTenant:
     tenant: Mapped[int] = mapped_column(Integer)

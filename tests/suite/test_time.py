@@ -20,8 +20,6 @@ from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import clock, row, rows, zones
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR = timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")
 

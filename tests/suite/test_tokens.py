@@ -133,7 +133,6 @@ def test_a_key_of_two_columns(db: Database) -> None:
     assert {row["status"] for row in content(db, Seat)} == {"completed"}
 
 
-@pytest.mark.asyncio_once
 @every_call
 @pytest.mark.parametrize("model", [Spool, Mail])
 def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: str) -> None:
@@ -153,6 +152,7 @@ def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: 
         actor.commit()
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.requires("reuses_keys")
 @pytest.mark.parametrize("model", [Spool, Mail])
 def test_a_reused_rowid_has_another_token(db: Database, model: Any) -> None:
@@ -203,7 +203,6 @@ def test_tokens_of_lock_only_claims(db: Database) -> None:
     assert content(db, Task)[0]["status"] == "completed"
 
 
-@pytest.mark.asyncio_once
 def test_a_row_to_be_rerun_keeps_its_token(db: Database) -> None:
     """A rerun clears claimed_at, but not the token."""
     db.insert(Listing, [{"id": 1}])
@@ -255,7 +254,6 @@ def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None
     assert len(claims(db, Visit)) == 1
 
 
-@pytest.mark.asyncio_once
 def test_tasks_started_by_other_programs_have_no_token(db: Database) -> None:
     """Changes to sets end such tasks; a claim without a token holds the row."""
     db.insert(Task, [{"id": number, "status": "running", "attempt": 1} for number in (1, 2)])
@@ -268,7 +266,6 @@ def test_tasks_started_by_other_programs_have_no_token(db: Database) -> None:
         actor.complete(Claim(Task, (3,), 1))
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("limit_key", ["a", None])
 def test_limited_tasks_that_run_by_other_means(db: Database, limit_key: str | None) -> None:
     db.insert(Visit, [{"id": 1, "status": "running", "attempt": 1, "limit_key": limit_key}])

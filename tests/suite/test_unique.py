@@ -18,8 +18,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import CreditNote, Invoice, Leaflet, Listing
 from tests.support.rows import TOMORROW, clock, count, end_leases
 
-pytestmark = pytest.mark.asyncio_once
-
 MINUTE = timedelta(minutes=1)
 
 

@@ -35,8 +35,6 @@ from tests.support.models import (
 )
 from tests.support.rows import PAST, clock
 
-pytestmark = pytest.mark.asyncio_once
-
 PREFIX = "cannot be read: "
 
 

@@ -14,8 +14,6 @@ from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
 from tests.support.history import Boat, Flare, Parcel, Rota, kept_tables_in
 
-pytestmark = pytest.mark.asyncio_once
-
 LEASES: dict[str, Any] = {"claim": {}, "lock": {"lease": None}}
 
 

@@ -15,8 +15,6 @@ from sqlqueue import ArgumentError, UniqueMixin, claim_of
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Listing
 
-pytestmark = pytest.mark.asyncio_once
-
 
 class Draft(UniqueMixin, Base):
     """A model with an integer version."""

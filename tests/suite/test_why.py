@@ -13,8 +13,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR = timedelta(hours=1)
 
 

@@ -1,4 +1,4 @@
-"""The fixtures `db` (every engine, sync and async) and `sync_db` (every engine), and the run's beginning and end."""
+"""The fixtures `db` (every engine, asyncio on one) and `sync_db` (every engine), and the run's beginning and end."""
 
 from __future__ import annotations
 
@@ -36,13 +36,9 @@ sync_on_one_engine = pytest.mark.parametrize(
     "sync_db", [pytest.param((SELECTED[0], "sync"), id=SELECTED[0].name)], indirect=True
 )
 """Likewise for the fixture `sync_db`."""
-# preferably an engine whose asyncio driver uses the network
+# the most usual one, whose asyncio driver uses the network
 _asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), SELECTED[0])
-_asyncio_once = pytest.mark.parametrize(
-    "db",
-    [_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case is _asyncio_engine],
-    indirect=True,
-)
+_everywhere = pytest.mark.parametrize("db", [_chosen(case, mode) for case in SELECTED for mode in MODES], indirect=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,11 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Apply the mark `asyncio_once` to tests that do not choose the engines of `db` themselves."""
+    """Apply the mark `asyncio_everywhere` to tests that do not choose the engines of `db` themselves."""
     test = metafunc.definition
     is_chosen = any(mark.args[0] == "db" for mark in test.iter_markers("parametrize"))
-    if "db" in metafunc.fixturenames and test.get_closest_marker("asyncio_once") and not is_chosen:
-        test.add_marker(_asyncio_once)
+    if "db" in metafunc.fixturenames and test.get_closest_marker("asyncio_everywhere") and not is_chosen:
+        test.add_marker(_everywhere)
 
 
 def pytest_collection_finish() -> None:
@@ -135,7 +131,9 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     opened.dispose()
 
 
-@pytest.fixture(params=[_chosen(case, mode) for case in SELECTED for mode in MODES])
+@pytest.fixture(
+    params=[_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case is _asyncio_engine]
+)
 def db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
     yield from _database(request, databases)
 

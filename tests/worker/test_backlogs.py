@@ -14,8 +14,6 @@ from tests.support.models import Mail, Outgoing, Task, Visit
 from tests.support.rows import PAST, count, rows
 from tests.support.workers import Workers, eventually, with_session
 
-pytestmark = pytest.mark.asyncio_once
-
 BACKLOG = 20
 DUE: Sequence[dict[str, Any]] = [
     *rows(3, "scheduled", "retryable", "expired", claim_token=77, max_attempts=2),

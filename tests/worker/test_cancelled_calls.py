@@ -24,6 +24,7 @@ def write(session: Any, task: Any) -> None:
     session.add(Ledger(task_id=task.id, worker="worker"))
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_it_counts_as_a_failure(db: Database, workers: Workers, mode: Any) -> None:
     db.insert(Task, ROWS)
@@ -35,6 +36,7 @@ def test_it_counts_as_a_failure(db: Database, workers: Workers, mode: Any) -> No
     assert count(db, Task, Task.error == "CancelledError") == 1
 
 
+@pytest.mark.asyncio_everywhere
 def test_it_counts_as_a_failure_without_a_session(db: Database, workers: Workers) -> None:
     db.insert(Task, ROWS)
 
@@ -65,7 +67,6 @@ async def exits() -> None:
     raise SystemExit
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("ends", [awaits_what_is_cancelled, cancels_itself, exits])
 def test_a_coroutine_that_ends_so_affects_no_other(db: Database, workers: Workers, mode: Any, ends: Any) -> None:
@@ -93,7 +94,6 @@ async def fails() -> None:
     raise ValueError("no luck")
 
 
-@pytest.mark.asyncio_once
 def test_a_slot_that_something_cancels_is_started_again(
     db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +118,6 @@ def test_a_slot_that_something_cancels_is_started_again(
     assert "was cancelled, and is started again" in caplog.text
 
 
-@pytest.mark.asyncio_once
 def test_a_worker_that_stops_hands_back_what_it_cancels(db: Database, workers: Workers) -> None:
     if not db.is_async:
         pytest.skip("threads cannot be cancelled")

@@ -22,6 +22,8 @@ from tests.support.harness import Database
 from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
 from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eventually, without_session
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 QUEUES: Sequence[Any] = (Task, Document, Mail, Notice, Order, Parcel, Spool)
 POOLED, OWN = 2, 2
 """The maximum number of connections in the pool, and outside it: one that extends leases, and one that listens."""

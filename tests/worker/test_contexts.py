@@ -17,7 +17,6 @@ tenant: ContextVar[str] = ContextVar("tenant", default="")
 ROWS = [{"id": n, "name": f"tenant {n}" if n % 2 else ""} for n in range(1, 7)]
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("session", [True, False])
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_a_call_does_not_see_what_another_has_set(db: Database, workers: Workers, mode: Any, session: bool) -> None:
@@ -60,7 +59,6 @@ def test_a_call_does_not_see_what_another_has_set(db: Database, workers: Workers
     assert seen == {row["id"]: row["name"] for row in ROWS}
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_the_events_of_a_session_see_what_its_call_has_set(db: Database, workers: Workers, mode: Any) -> None:
     """The session flushes and commits after the handler has returned."""

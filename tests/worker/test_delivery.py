@@ -30,6 +30,8 @@ from tests.support.workers import (
     without_session,
 )
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(20, "ready", "scheduled", "retryable", "expired"))

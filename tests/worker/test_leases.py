@@ -25,6 +25,8 @@ from tests.support.workers import (
     without_session,
 )
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 def seconds(leases: float) -> float:
     return leases * LEASE.total_seconds()

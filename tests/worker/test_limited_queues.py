@@ -28,8 +28,6 @@ from tests.support.workers import (
     without_session,
 )
 
-pytestmark = pytest.mark.asyncio_once
-
 SOAK = float(os.environ.get("SQLQUEUE_TEST_SOAK", "0"))
 """Seconds for which the storm lasts, for a soak test."""
 

@@ -14,8 +14,6 @@ from tests.support.models import Account, Attachment, Mail
 from tests.support.rows import rows
 from tests.support.workers import Workers, all_are, eventually
 
-pytestmark = pytest.mark.asyncio_once
-
 OPTIONS = (joinedload(Mail.account), selectinload(Mail.attachments), raiseload("*"))
 
 

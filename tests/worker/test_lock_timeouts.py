@@ -15,7 +15,7 @@ from tests.support.models import Account, Task
 from tests.support.rows import PAST
 from tests.support.workers import Running, Workers, eventually, statuses, with_session
 
-pytestmark = pytest.mark.requires("impatient_sql")
+pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("impatient_sql")]
 LONG = 90.0
 MOST = 3
 """The maximum number of attempts of a Task."""

@@ -21,8 +21,6 @@ from tests.support.models import Document, Report, Seat, Task
 from tests.support.rows import PAST
 from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 MINUTE = timedelta(minutes=1)
 HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e\nINFO all is well"
 LAST = {"attempt": 4, "max_attempts": 5}

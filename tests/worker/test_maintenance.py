@@ -17,8 +17,6 @@ from tests.support.models import Attachment, Mail, Task
 from tests.support.rows import PAST, TOMORROW, count
 from tests.support.workers import LONG, Workers, all_are, eventually, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 OFTEN = timedelta(seconds=0.05)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
 CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}

@@ -19,7 +19,7 @@ from tests.support.models import Account, Ledger, Task
 from tests.support.rows import count, rows
 from tests.support.workers import LEASE, BlockingHandler, Workers, all_are, eventually, with_session, without_session
 
-pytestmark = pytest.mark.requires("one_writer")
+pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("one_writer")]
 WRITERS = 40
 
 

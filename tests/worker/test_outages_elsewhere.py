@@ -15,6 +15,8 @@ from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 MOST = 3
 """The maximum number of attempts of a Task."""
 MODES = [("lease", True), ("lease", False), ("lock", True)]

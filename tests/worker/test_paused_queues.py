@@ -31,8 +31,6 @@ from tests.support.workers import (
     without_session,
 )
 
-pytestmark = pytest.mark.asyncio_once
-
 OFTEN = timedelta(seconds=0.1)
 
 

@@ -16,8 +16,6 @@ from tests.support.models import Film, Task
 from tests.support.rows import count, rows
 from tests.support.workers import LONG, Workers, all_are, eventually, with_session
 
-pytestmark = pytest.mark.asyncio_once
-
 KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lock": {"mode": "lock"}}
 
 

@@ -16,8 +16,6 @@ from tests.support.workers import BlockingHandler, Workers, eventually, nothing,
 from tests.worker.crashing import stopped, supervised
 from tests.worker.crashing_history import PROGRAM
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["archive", "sync_archive"]
 
 HOUR = timedelta(hours=1)

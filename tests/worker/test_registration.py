@@ -20,8 +20,6 @@ from tests.support.harness import Database
 from tests.support.rows import clock
 from tests.support.workers import BlockingHandler, Workers, eventually, seen, statuses, with_session, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["fleet", "sync_fleet"]
 
 SHORT = timedelta(seconds=0.05)

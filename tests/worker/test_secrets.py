@@ -16,8 +16,6 @@ from tests.support.harness import Database
 from tests.support.history import Flare, Parcel, archive, sync_archive
 from tests.support.workers import Workers, eventually, statuses, with_session
 
-pytestmark = pytest.mark.asyncio_once
-
 __all__ = ["archive", "sync_archive"]
 
 SECRET = "hunter2"

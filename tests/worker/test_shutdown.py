@@ -34,6 +34,8 @@ from tests.support.workers import (
 )
 from tests.worker import children
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 def test_running_tasks_finish_and_no_others_are_started(
     db: Database, workers: Workers, blocking: BlockingHandler

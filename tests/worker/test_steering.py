@@ -29,8 +29,6 @@ from tests.support.workers import (
     without_session,
 )
 
-pytestmark = pytest.mark.asyncio_once
-
 HOUR = timedelta(hours=1)
 
 

@@ -12,8 +12,6 @@ from tests.suite.test_schema_translation import Guest, Parking, Tenants, tables 
 from tests.support.harness import Database
 from tests.support.workers import LEASE, BlockingHandler, Workers, eventually, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 
 def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, Any], workers: Workers) -> None:
     variant = db.variant(execution_options=tables)

@@ -19,8 +19,6 @@ from tests.support.workers import Workers, eventually, statuses
 from tests.worker import children
 from tests.worker.function_jobs import of_kind
 
-pytestmark = pytest.mark.asyncio_once
-
 CONDITIONS = ("ready", "scheduled", "retryable", "expired")
 
 

@@ -18,8 +18,6 @@ from tests.support.models import Chore, Ping, Report
 from tests.support.rows import PAST, TOMORROW, row_of
 from tests.support.workers import Workers, eventually, without_session
 
-pytestmark = pytest.mark.asyncio_once
-
 NIGHTLY = "0 3 * * * Europe/Berlin"
 FIRST = {"status": "scheduled", "available_at": PAST}
 

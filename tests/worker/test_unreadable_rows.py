@@ -29,8 +29,6 @@ from tests.support.workers import (
     without_session,
 )
 
-pytestmark = pytest.mark.asyncio_once
-
 
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_worker_goes_on(db: Database, workers: Workers, mode: str) -> None:

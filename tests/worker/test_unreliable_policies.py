@@ -15,8 +15,6 @@ from tests.support.models import Task
 from tests.support.rows import count
 from tests.support.workers import Workers, eventually, raising, statuses
 
-pytestmark = pytest.mark.asyncio_once
-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -20,6 +20,8 @@ from tests.support.models import Task
 from tests.support.rows import count
 from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 EURO = "costs 5 \N{EURO SIGN}"
 
 
@@ -248,7 +250,6 @@ def test_a_column_whose_character_set_lacks_the_name(queue: Database, workers: W
     eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == ESCAPED) == 1)
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_name_of_any_characters(queue: Database, workers: Workers, mode: Any) -> None:
     fill(queue, "fine")
@@ -258,7 +259,6 @@ def test_a_name_of_any_characters(queue: Database, workers: Workers, mode: Any) 
     eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == GRIN) == 1)
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("host", ["caf\N{LATIN SMALL LETTER E WITH ACUTE}-\N{EURO SIGN}", "\udce9" * 64])
 def test_a_host_whose_name_cannot_be_stored_anywhere(db: Database, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     db.insert(Task, [{}])
@@ -274,7 +274,6 @@ class Silent(Exception):
         raise KeyboardInterrupt
 
 
-@pytest.mark.asyncio_once
 @pytest.mark.parametrize("kind", ["no session", "session"])
 def test_an_error_that_cannot_be_described_is_recorded(queue: Database, workers: Workers, kind: str) -> None:
     fill(queue, "fine", "silent", "fine")

@@ -21,6 +21,8 @@ from tests.support.models import Spool, Task
 from tests.support.rows import clock, count, rows
 from tests.support.workers import AT_ONCE, LONG, PATIENCE, Workers, all_are, eventually, seen, without_session
 
+pytestmark = pytest.mark.asyncio_everywhere
+
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
