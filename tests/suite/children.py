@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
 from sqlqueue import Claim, QueueSession, Worker
+from tests.suite.settlements import SETTLINGS
 from tests.support.models import Chore, Ledger, Task, Visit
 from tests.support.processes import Gate
 
@@ -82,7 +83,7 @@ def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, st
             try:
                 s.add(Ledger(task_id=number, worker=name))
                 s.flush()
-                SETTLING[name](s, claim)
+                SETTLINGS[name](s, claim)
                 s.commit()
                 outcome[name] = "done"
             except sqlqueue.ClaimLostError as error:
@@ -108,18 +109,6 @@ def visit(gate: Gate, url: URL, directory: str) -> None:
 
     gate.wait()
     worker.run()
-
-
-SETTLING: dict[str, Callable[[Any, Any], None]] = {
-    "complete": lambda s, task: s.complete(task),
-    "fail": lambda s, task: s.fail(task, "no luck"),
-    "discard": lambda s, task: s.discard(task, "no use"),
-    "cancel": lambda s, task: s.cancel(task),
-    "release": lambda s, task: s.release(task),
-    "snooze": lambda s, task: s.snooze(task, timedelta(hours=1)),
-    "heartbeat": lambda s, task: s.heartbeat(task),
-}
-"""Every call that settles or extends a claim, of sync and async sessions alike."""
 
 
 def declare(gate: Gate, url: URL, declarations: Sequence[Mapping[str, Any]], remove_missing: bool) -> Any:

@@ -1,16 +1,17 @@
-"""The calls that settle a claim, and the changes that each makes."""
+"""The calls that settle or extend a claim, and the changes that each makes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
+
+import pytest
 
 from tests.support.harness import Database
 from tests.support.models import Base
 
 M = TypeVar("M", bound=Base)
-PAST = datetime(2020, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=2)
 
 
@@ -24,25 +25,35 @@ class Settling:
     after: timedelta = timedelta(0)
     final: bool = False
 
+    def __call__(self, session: Any, task: Any) -> None:
+        """Settle a task, a claim or several, with a session of any kind."""
+        getattr(session, self.name)(task, *self.arguments)
+
     def __str__(self) -> str:
         return "-".join([self.name, *(type(argument).__name__ for argument in self.arguments)])
 
 
 BACK = {"claimed_by": None, "claimed_at": None, "max_attempts": 4}
-SETTLINGS = [
-    Settling("complete", (), {"status": "completed"}, final=True),
-    Settling("fail", ("no",), {"status": "retryable", "error": "no"}, after=timedelta(seconds=10)),
-    Settling(
-        "fail", (ValueError("no"),), {"status": "retryable", "error": "ValueError: no"}, after=timedelta(seconds=10)
-    ),
+SETTLINGS = {
+    "complete": Settling("complete", (), {"status": "completed"}, final=True),
+    "fail": Settling("fail", ("no",), {"status": "retryable", "error": "no"}, after=timedelta(seconds=10)),
+    "discard": Settling("discard", ("no",), {"status": "discarded", "error": "no"}, final=True),
+    "cancel": Settling("cancel", (), {"status": "cancelled"}, final=True),
+    "release": Settling("release", (), {"status": "available", **BACK}),
+    "snooze": Settling("snooze", (SOON,), {"status": "scheduled", **BACK}, after=SOON),
+    "heartbeat": Settling("heartbeat", (), {}, after=timedelta(minutes=5)),
+}
+"""Every call; the changes are those of a new `Task`."""
+ENDINGS = [name for name in SETTLINGS if name != "heartbeat"]
+FAILED = {"status": "retryable", "error": "ValueError: no"}
+VARIANTS = [
+    *SETTLINGS.values(),
+    Settling("fail", (ValueError("no"),), FAILED, after=timedelta(seconds=10)),
     Settling("fail", ("no", SOON), {"status": "retryable", "error": "no"}, after=SOON),
-    Settling("discard", ("no",), {"status": "discarded", "error": "no"}, final=True),
-    Settling("cancel", (), {"status": "cancelled"}, final=True),
-    Settling("release", (), {"status": "available", **BACK}),
-    Settling("snooze", (SOON,), {"status": "scheduled", **BACK}, after=SOON),
-    Settling("heartbeat", (), {}, after=timedelta(minutes=5)),
     Settling("heartbeat", (SOON,), {}, after=SOON),
 ]
+every_call = pytest.mark.parametrize("call", SETTLINGS)
+every_ending = pytest.mark.parametrize("call", ENDINGS)
 
 
 def claim(db: Database, model: type[M], *where: Any, **arguments: Any) -> M:

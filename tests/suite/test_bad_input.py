@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, aliased, load_only
 
 import sqlqueue
-from sqlqueue import ArgumentError, IllegalTransitionError, claim_of, hung
+from sqlqueue import ArgumentError, claim_of, hung
 from tests.suite.refusals import NAIVE, Recorded, ascii_id, refused
+from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.models import Account, Base, Ledger, Mail, Task
 
 ENTITIES = [Ledger, Base, Task(), "Task", None, 7, object, Task.__table__, aliased(Task), select(Task)]
@@ -82,56 +83,27 @@ def test_criteria(session: Recorded, operation: str, criterion: Any, word: str) 
         getattr(session, operation)(model, criterion)
 
 
-SETTLING: dict[str, tuple[Any, ...]] = {
-    "complete": (),
-    "fail": ("no",),
-    "discard": ("no",),
-    "cancel": (),
-    "release": (),
-    "snooze": (timedelta(seconds=1),),
-    "heartbeat": (),
-}
-settling = pytest.mark.parametrize("call", SETTLING)
-
-
-@settling
-def test_settling_an_unclaimed_task_is_rejected(session: Recorded, call: str) -> None:
-    task = session.get_one(Task, 1)
-    for unclaimed in (task, [task], Task()):
-        with refused(session, "was not claimed", error=IllegalTransitionError):
-            getattr(session, call)(unclaimed, *SETTLING[call])
-
-
-@settling
-def test_settling_a_settled_task_is_rejected(session: Recorded, call: str) -> None:
-    task, other = session.claim_many(Task, limit=2)
-    session.discard(task, "no")
-    for settled in (task, [other, task]):
-        with refused(session, "already settled: discarded", error=IllegalTransitionError):
-            getattr(session, call)(settled, *SETTLING[call])
-
-
-@settling
+@every_call
 def test_claims_of_two_models_are_rejected(session: Recorded, call: str) -> None:
     task, mail = session.claim(Task), session.claim(Mail)
     with refused(session, "Task", "Mail"):
-        getattr(session, call)([task, mail], *SETTLING[call])
+        SETTLINGS[call](session, [task, mail])
 
 
-@settling
+@every_call
 def test_a_claim_given_twice_is_rejected(session: Recorded, call: str) -> None:
     task = session.claim(Task)
     for twice in ([task, task], [task, claim_of(task)]):
         with refused(session, "twice"):
-            getattr(session, call)(twice, *SETTLING[call])
+            SETTLINGS[call](session, twice)
 
 
-@settling
+@every_call
 @pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
 def test_arguments_that_are_not_claims_are_rejected(session: Recorded, call: str, nothing: Any) -> None:
     """None is what a claim on an empty queue returns."""
     with refused(session):
-        getattr(session, call)(nothing, *SETTLING[call])
+        SETTLINGS[call](session, nothing)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlqueue
@@ -213,7 +212,7 @@ def test_a_class_of_two_tables(db: Database) -> None:
 
 def test_functions_on_a_plain_session(db: Database) -> None:
     one_of_each(db)
-    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+    with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.stats, Task).total == 7
         assert session.run(sqlqueue.errors, Task) == []
         assert session.run(sqlqueue.retry, Task, Task.name == "retryable") == 1

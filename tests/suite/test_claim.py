@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import desc, inspect, or_, text
+from sqlalchemy import desc, event, inspect, or_, text
 from sqlalchemy.orm import joinedload, selectinload
 
 from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
-from tests.suite.claiming import PAST, claimed
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
+from sqlqueue.queue.spec import spec_of
+from tests.suite.claiming import PAST, claimed, ids
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, Mail, Task
 from tests.support.rows import clock, load
@@ -227,3 +229,29 @@ def test_loader_options(db: Database, load: Any, lease: Any, status: str) -> Non
         assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
         assert [mail.__dict__["status"] for mail in mails] == [status] * 2
         session.complete(mails)
+
+
+# -- the state of claims in instances and sessions --------------------------------------------------------------------
+
+
+def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
+    """A claim that finds nothing queries ready rows and due rows, and sends nothing else."""
+    statements: list[str] = []
+    with db.begin() as session:
+        assert session.claim(Task) is None  # statements that are sent only once per engine
+        event.listen(db.session_engine, "before_cursor_execute", record := lambda *args: statements.append(args[2]))
+        try:
+            session.claim(Task)
+        finally:
+            event.remove(db.session_engine, "before_cursor_execute", record)
+    assert len(statements) == 2
+
+
+def test_ready_rows_can_be_requested_alone(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
+    db.insert(Task, [{"id": 2}, {"id": 3}])
+    wanted = ClaimQuery(spec_of(Task))
+    with db.begin() as actor:
+        assert ids(actor.run(claim_matching, wanted.ready, 3)) == [2, 3]
+        assert ids(actor.run(claim_matching, wanted.ready, 3)) == []
+        assert ids(actor.run(claim_matching, wanted, 3)) == [1]

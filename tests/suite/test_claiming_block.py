@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
 import sqlqueue
@@ -203,6 +203,6 @@ def test_the_function_on_a_plain_session(db: Database) -> None:
             assert task is not None
             session.add(Ledger(task_id=task.id))
 
-    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+    with db.begin(class_=db.plain_class) as session:
         session.run(work)
     assert (row(db, 1).status, written(db)) == ("completed", [1])

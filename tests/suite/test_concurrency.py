@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import literal_column, text, update
 
 from tests.suite import children
+from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
 from tests.support.processes import Processes
@@ -176,7 +177,7 @@ def test_settling_many_does_not_wait_for_other_claims(sync_db: Database, how: st
     a, b = contenders(sync_db)
     a.claim_many(Task, limit=500)
     theirs = b.claim_many(Task, limit=500)
-    without_waiting(a, lambda: children.SETTLING[how](b, theirs))
+    without_waiting(a, lambda: SETTLINGS[how](b, theirs))
 
 
 @locks_rows

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import inspect, select
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, selectinload
 
 import sqlqueue
@@ -91,7 +90,7 @@ def test_consume_with_renamed_columns_and_inheritance(db: Database) -> None:
 
 def test_functions_on_a_plain_session(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in (1, 2, 3)])
-    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+    with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.consume, Task, Task.id == 2).id == 2
         assert len(session.run(sqlqueue.consume_many, Task, limit=9)) == 2
     assert {task.status for task in rows(db, Task)} == {"completed"}

@@ -15,6 +15,7 @@ from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.operations.upkeep import Crash, recover
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
+from tests.suite.settlements import SETTLINGS, every_ending
 from tests.support.harness import Database
 from tests.support.models import Ledger, Listing, Report, Task
 from tests.support.polling import next_due
@@ -171,16 +172,15 @@ def test_a_suspect_in_lock_mode_keeps_its_attempt(db: Database) -> None:
     assert row(db, task)["attempt"] == 3
 
 
-@pytest.mark.parametrize("end", ["complete", "fail", "release", "snooze", "cancel", "discard"])
-def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, end: str) -> None:
+@every_ending
+def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, call: str) -> None:
     db.insert(Task, rows(1))
     claimed_by_worker(db)
-    arguments = {"fail": ("a failure",), "snooze": (timedelta(0),), "discard": ("a reason",)}.get(end, ())
     with db.begin() as actor:
         task = actor.claim(Task)
         assert task.crashes == 1
-        getattr(actor, end)(task, *arguments)
-    left = 1 if end == "discard" else 0  # the dead letter's error mentions it
+        SETTLINGS[call](actor, task)
+    left = 1 if call == "discard" else 0  # the dead letter's error mentions it
     assert row(db, task)["crashes"] == left
     with db.begin() as actor:
         actor.retry(Task)

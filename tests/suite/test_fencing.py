@@ -1,4 +1,4 @@
-"""A lost claim settles nothing, whether passed as an instance or as a value."""
+"""A claim settles its task only while it holds it, whether passed as an instance or as a value."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
+import sqlqueue
+from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
-from tests.suite.children import SETTLING
+from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, claim, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Spool, Task
 from tests.support.processes import Processes
-from tests.support.rows import PAST, count, end_leases, row, rows
+from tests.support.rows import PAST, count, end_leases, load, row, rows
+from tests.support.workers import seen
 
 pytestmark = pytest.mark.asyncio_everywhere
-
-every_call = pytest.mark.parametrize("call", SETTLING)
 
 
 def claimed(db: Database, **options: Any) -> tuple[Actor, Task]:
@@ -33,73 +34,92 @@ def claimed(db: Database, **options: Any) -> tuple[Actor, Task]:
 def succeed(db: Database) -> Any:
     """End the lease, and claim the row in another session."""
     end_leases(db)
-    with db.begin() as actor:
-        task = actor.claim(Task, claimed_by="second")
-        assert task is not None
+    task = claim(db, Task, claimed_by="second")
+    assert task is not None
     return task
 
 
-def assert_lost(db: Database, actor: Actor, call: str, task: Any, key: int) -> None:
-    """Assert that the call is rejected, the transaction's writes are rolled back, and the row is unchanged."""
-    successor = succeed(db)
-    before = row(db, successor)
-    actor.add(Ledger(task_id=key))
+def everything(db: Database) -> list[Any]:
+    with db.engine.connect() as connection:
+        return [tuple(each) for model in (Task, Ledger) for each in connection.execute(select(model.__table__))]
+
+
+def assert_lost(db: Database, actor: Actor, settling: Settling, task: Any) -> None:
+    """Assert that the call is rejected, the transaction's writes are rolled back, and no row is changed."""
+    lost = task if isinstance(task, Claim) else claim_of(task)
+    before = everything(db)
+    actor.add(Ledger(task_id=1))
     actor.flush()
-    with pytest.raises(ClaimLostError) as caught:
-        SETTLING[call](actor, task)
+    with pytest.raises(ClaimLostError, match="Task") as caught:
+        settling(actor, task)
     actor.rollback()
-    assert (caught.value.model, caught.value.identity, caught.value.attempt) == (Task, (key,), 1)
-    assert row(db, successor) == before
-    assert count(db, Ledger) == 0
+    assert (caught.value.model, caught.value.identity, caught.value.attempt) == (Task, lost.identity, 1)
+    assert caught.value.claims == (lost,)
+    assert everything(db) == before
 
 
-@every_call
-def test_a_lost_claim_by_its_instance(db: Database, call: str) -> None:
+# except that of the successor, the attempt is still the claim's, but the status is not
+LOSSES: dict[str, Callable[[Actor, Task], Any]] = {
+    "taken over": lambda actor, task: actor.claim(Task, claimed_by="second"),
+    "cancelled": lambda actor, task: actor.cancel(Task, Task.id == task.id),
+    "completed": lambda actor, task: actor.complete(claim_of(task)),
+    "released": lambda actor, task: actor.release(claim_of(task)),
+    "deleted": lambda actor, task: actor.delete(actor.get(Task, task.id)),
+}
+
+
+@pytest.mark.parametrize("settling", VARIANTS, ids=str)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_claim_by_its_instance(db: Database, settling: Settling, loss: str) -> None:
     actor, task = claimed(db)
-    assert_lost(db, actor, call, task, task.id)
+    end_leases(db)
+    with db.begin() as other:
+        LOSSES[loss](other, task)
+    assert_lost(db, actor, settling, task)
 
 
 @every_call
-def test_a_lost_claim_by_an_expired_instance(sync_db: Database, call: str) -> None:
-    actor, task = claimed(sync_db, expire_on_commit=True)
-    key = claim_of(task).identity[0]
+def test_a_lost_claim_by_an_expired_instance(db: Database, call: str) -> None:
+    actor, task = claimed(db, expire_on_commit=True)
     actor.rollback()
+    succeed(db)
     # a reload shows the successor's attempt, which differs from the claim's
-    assert_lost(sync_db, actor, call, task, key)
+    assert_lost(db, actor, SETTLINGS[call], task)
 
 
 @every_call
 def test_a_lost_claim_by_a_refreshed_instance(db: Database, call: str) -> None:
     actor, task = claimed(db)
-    successor = succeed(db)
+    succeed(db)
     actor.refresh(task)
     assert (task.attempt, task.claimed_by) == (2, "second")
     assert claim_of(task).attempt == 1
-    before = row(db, successor)
-    with pytest.raises(ClaimLostError):
-        SETTLING[call](actor, task)
-    actor.rollback()
-    assert row(db, successor) == before
+    assert_lost(db, actor, SETTLINGS[call], task)
 
 
 @every_call
 def test_a_lost_claim_by_an_instance_of_a_closed_session(db: Database, call: str) -> None:
     actor, task = claimed(db)
     actor.close()
-    assert_lost(db, db.session(), call, task, task.id)
+    succeed(db)
+    assert_lost(db, db.session(), SETTLINGS[call], task)
 
 
 @every_call
-def test_a_lost_claim_by_its_value(db: Database, call: str) -> None:
+@pytest.mark.parametrize("loss", ["taken over", "completed"])
+def test_a_lost_claim_by_its_value(db: Database, call: str, loss: str) -> None:
     _, task = claimed(db)
-    assert_lost(db, db.session(), call, pickle.loads(pickle.dumps(claim_of(task))), task.id)
+    end_leases(db)
+    with db.begin() as other:
+        LOSSES[loss](other, task)
+    assert_lost(db, db.session(), SETTLINGS[call], pickle.loads(pickle.dumps(claim_of(task))))
 
 
 def test_a_lost_claim_by_its_value_in_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
     before = row(sync_db, succeed(sync_db))
-    outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLING)).result()
-    assert outcome == dict.fromkeys(SETTLING, f"lost Task {(task.id,)} 1")
+    outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLINGS)).result()
+    assert outcome == dict.fromkeys(SETTLINGS, f"lost Task {(task.id,)} 1")
     assert row(sync_db, task) == before
     assert count(sync_db, Ledger) == 0
 
@@ -111,128 +131,108 @@ def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Databas
     assert row(sync_db, task)["status"] == "completed"
 
 
+@pytest.mark.parametrize("by", [lambda task: task, claim_of], ids=["instance", "value"])
 @every_call
-def test_one_lost_claim_among_many_refuses_them_all(sync_db: Database, call: str) -> None:
-    sync_db.insert(Task, rows(3))
-    with sync_db.begin() as first:
-        tasks = first.claim_many(Task, limit=3)
-    with sync_db.begin() as other:
-        other.cancel(Task, Task.id == tasks[1].id)
-    before = [row(sync_db, task) for task in tasks]
-    actor = sync_db.session()
-    with pytest.raises(ClaimLostError) as caught:
-        SETTLING[call](actor, [claim_of(task) for task in tasks])
+def test_lost_claims_among_many_refuse_them_all(db: Database, call: str, by: Callable[[Any], Any]) -> None:
+    db.insert(Task, rows(4))
+    with db.begin() as first:
+        tasks = first.claim_many(Task, limit=4)
+    with db.begin() as other:
+        other.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
+    before = everything(db)
+    actor = db.session()
+    with pytest.raises(ClaimLostError, match="and 1 more") as caught:
+        SETTLINGS[call](actor, [by(task) for task in tasks])
     actor.rollback()
-    assert caught.value.claims == (claim_of(tasks[1]),)
-    assert [row(sync_db, task) for task in tasks] == before
-
-
-# the attempt is still the claim's here, but the status is not
-CHANGES: dict[str, Callable[[Actor, Task], None]] = {
-    "cancelled": lambda actor, task: actor.cancel(Task, Task.id == task.id),
-    "completed": lambda actor, task: actor.complete(claim_of(task)),
-    "released": lambda actor, task: actor.release(claim_of(task)),
-    "deleted": lambda actor, task: actor.delete(actor.get(Task, task.id)),
-}
-
-
-@every_call
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_row_that_another_claimer_has_settled(sync_db: Database, call: str, change: str) -> None:
-    actor, task = claimed(sync_db)
-    with sync_db.begin() as other:
-        CHANGES[change](other, task)
-    with pytest.raises(ClaimLostError):
-        SETTLING[call](actor, task)
-    actor.rollback()
+    assert {*caught.value.claims} == {claim_of(tasks[1]), claim_of(tasks[2])}
+    assert everything(db) == before
+    SETTLINGS[call](actor, [by(tasks[0]), by(tasks[3])])
+    actor.commit()
+    assert everything(db) != before
 
 
 def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
     db.insert(Spool, rows(1))
-    with db.begin() as actor:
-        task = actor.claim(Spool)
+    task = claim(db, Spool)
     end_leases(db, Spool)
-    with db.begin() as other:
-        assert other.claim(Spool) is not None
+    assert claim(db, Spool) is not None
     with db.session() as actor, pytest.raises(ClaimLostError):
         actor.complete(claim_of(task))
     assert count(db, Spool) == 1
 
 
 @every_call
-def test_an_ended_lease_that_was_not_taken_over_still_holds(sync_db: Database, call: str) -> None:
-    actor, task = claimed(sync_db)
-    end_leases(sync_db)
-    SETTLING[call](actor, task)
-    actor.commit()
-    assert row(sync_db, task)["available_at"] > PAST
-
-
-# -- rollbacks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lease", ["default", None])
-def test_a_rolled_back_claim_cannot_be_settled(db: Database, lease: Any) -> None:
-    db.insert(Task, rows(1))
-    actor = db.session()
-    task = actor.claim(Task, lease=lease)
-    actor.rollback()
-    with db.begin() as other:
-        again = other.claim(Task)
-        assert claim_of(again).attempt == 1  # the same attempt number as the first claim
-    with pytest.raises(IllegalTransitionError):
-        actor.complete(task)
-    assert row(db, again)["status"] == "running"
-
-
-@pytest.mark.parametrize("end", ["rollback", "close"])
-@every_call
-def test_every_end_of_the_transaction_ends_the_claim(sync_db: Database, call: str, end: str) -> None:
-    sync_db.insert(Task, rows(1))
-    actor = sync_db.session()
-    task = actor.claim(Task)
-    getattr(actor, end)()
-    with sync_db.begin() as other:
-        assert other.claim(Task) is not None
-    with pytest.raises(IllegalTransitionError):
-        SETTLING[call](actor, task)
-
-
-@pytest.mark.parametrize("lease", ["default", None])
-@pytest.mark.parametrize("call", [name for name in SETTLING if name != "heartbeat"])
-def test_a_savepoint_rollback_undoes_the_claim(sync_db: Database, call: str, lease: Any) -> None:
-    sync_db.insert(Task, rows(1))
-    actor = sync_db.session()
-    task = actor.claim(Task, lease=lease)
-    savepoint = actor.begin_nested()
-    SETTLING[call](actor, task)
-    with pytest.raises(IllegalTransitionError):
-        actor.complete(task)
-    savepoint.rollback()
-    actor.complete(task)
-    actor.commit()
-    assert row(sync_db, task)["status"] == "completed"
-
-
-def test_a_savepoint_rolled_back_takes_the_claims_made_in_it(sync_db: Database) -> None:
-    sync_db.insert(Task, rows(2))
-    actor = sync_db.session()
-    kept = actor.claim(Task)
-    savepoint = actor.begin_nested()
-    undone = actor.claim(Task)
-    savepoint.rollback()
-    with pytest.raises(IllegalTransitionError):
-        actor.complete(undone)
-    actor.complete(kept)
-    actor.commit()
-    assert row(sync_db, kept)["status"] == "completed"
-    assert row(sync_db, undone)["status"] == "available"
-
-
-def test_a_settlement_rolled_back_can_be_made_again(db: Database) -> None:
+def test_an_ended_lease_that_was_not_taken_over_still_holds(db: Database, call: str) -> None:
     actor, task = claimed(db)
-    actor.complete(task)
-    actor.rollback()
-    actor.fail(task, "after all")
+    end_leases(db)
+    SETTLINGS[call](actor, task)
     actor.commit()
-    assert row(db, task)["status"] == "retryable"
+    assert row(db, task)["available_at"] > PAST
+    assert row(db, task)["status"] == SETTLINGS[call].changes.get("status", "running")
+
+
+# -- what holds a claim ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settling", VARIANTS, ids=str)
+def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database, settling: Settling) -> None:
+    sync_db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
+    with sync_db.begin() as session:
+        task, other = session.claim_many(Task, limit=2)
+        unclaimed = session.get(Task, 3)
+        session.complete(task)
+        with seen(sync_db, "before_cursor_execute") as statements:
+            for given in (task, [other, task]):
+                with pytest.raises(IllegalTransitionError, match="already settled: completed") as settled:
+                    settling(session, given)
+                assert settled.value.task is task
+            for given, words in ((unclaimed, "^Task 3"), ([unclaimed], "^Task 3"), (Task(), "^a new Task")):
+                with pytest.raises(IllegalTransitionError, match=f"{words} was not claimed"):
+                    settling(session, given)
+            with pytest.raises(IllegalTransitionError):
+                claim_of(task)
+        assert statements == []
+
+
+def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
+    db.insert(Task, [{"id": 7}])
+    held = claim_of(claim(db, Task))
+    assert held == Claim(Task, (7,), 1, load(db, Task, 7).claim_token)
+    with db.begin() as session:
+        session.complete(pickle.loads(pickle.dumps(held)))
+    assert load(db, Task, 7).status == "completed"
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_a_claim_outlives_its_instance(db: Database, lease: Any) -> None:
+    """The session holds its instances by weak references."""
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        session.complete(claim_of(session.claim(Task, lease=lease)))
+    assert (load(db, Task, 1).status, load(db, Task, 1).attempt) == ("completed", 1)
+
+
+def test_business_writes_commit_with_the_completion(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    before = everything(db)
+    for commits in (False, True):
+        with db.session() as session:
+            task = session.claim(Task)
+            session.add_all([Ledger(task_id=task.id), Task(id=2, name="the next")])
+            session.complete(task)
+            if not commits:
+                session.rollback()
+                assert everything(db) == before
+            session.commit()
+    assert (len(everything(db)), load(db, Task, 1).status) == (3, "completed")
+
+
+def test_functions_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
+    session = db.session(class_=db.plain_class)
+    task = session.run(sqlqueue.claim, Task, Task.id == 2, claimed_by="me")
+    session.run(sqlqueue.complete, task)
+    rest = session.run(sqlqueue.claim_many, Task, limit=5)
+    session.run(sqlqueue.release, rest)
+    session.commit()
+    assert [load(db, Task, n).status for n in (1, 2, 3)] == ["available", "completed", "available"]

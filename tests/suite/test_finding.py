@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy.orm import selectinload
 
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status, utcnow
@@ -195,6 +194,6 @@ def test_each_error_has_an_example(db: Database) -> None:
 
 def test_functions_on_a_plain_session(db: Database) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}])
-    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+    with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.discard, Task, Task.id == 1, error="no") == 1
         assert ids(session.run(sqlqueue.find, Task, Task.status == "discarded")) == [1]

@@ -17,8 +17,8 @@ from sqlqueue import ClaimLostError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
-from tests.suite import children
 from tests.suite.limited import claim, complete, locks_rows, visits
+from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
@@ -112,16 +112,15 @@ def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, m
 @leases
 def test_a_slot_is_free_once_its_task_is_settled(db: Database, lease: Any) -> None:
     visits(db, *["a"] * 20)
-    settling = {name: call for name, call in children.SETTLING.items() if name != "heartbeat"}
-    for settle in settling.values():
+    for call in ENDINGS:
         with db.begin() as actor:
             claimed = actor.claim_many(Visit, limit=9, lease=lease)
             assert len(claimed) == 2
-            settle(actor, claimed)
+            SETTLINGS[call](actor, claimed)
             assert len(actor.claim_many(Visit, limit=9)) == 2
             actor.rollback()
             claimed = actor.claim_many(Visit, limit=9, lease=lease)
-            settle(actor, claimed)
+            SETTLINGS[call](actor, claimed)
     assert count(db, Slot, Slot.status == "running") == 0
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Identity, MetaData, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 import sqlqueue
@@ -160,7 +159,7 @@ def test_arguments_that_cannot_be_paused(sync_db: Database, call: Any, said: str
 
 
 def test_functions_on_a_plain_session(db: Database) -> None:
-    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+    with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.pause, Task) is True
         assert len(session.run(sqlqueue.paused, Task)) == 1
         assert session.run(sqlqueue.resume, Task) is True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,7 +16,8 @@ from sqlqueue.operations import rows
 from sqlqueue.operations import schedules as planning
 from sqlqueue.queue import schedules
 from tests.suite.recurring import HOUR, HOURLY, claim, make_due, recurring
-from tests.support.harness import Actor, Database
+from tests.suite.settlements import SETTLINGS
+from tests.support.harness import Database
 from tests.support.models import Ledger, Ping, QueuePause, Reading, Report, Task
 from tests.support.rows import PAST, TICK, clock, count, end_leases, row
 from tests.support.workers import Workers, eventually, without_session
@@ -157,23 +157,16 @@ def test_of_a_run_that_crashed_in_every_attempt_the_next_is_scheduled(db: Databa
     assert claim(db).attempt == 3
 
 
-BACK: dict[str, Callable[[Actor, Any], Any]] = {
-    "release": lambda actor, run: actor.release(run),
-    "snooze": lambda actor, run: actor.snooze(run, timedelta(minutes=5)),
-    "fail": lambda actor, run: actor.fail(run, "no luck"),
-}
-
-
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any) -> None:
     task = recurring(db, max_attempts=9)
     planned = row(db, task)["available_at"]
     with db.begin() as actor:
         assert actor.promote(Report) == 1
-    for back in BACK.values():
+    for call in ("release", "snooze", "fail"):
         with db.begin() as actor:
             run = actor.claim(Report, lease=lease)
-            back(actor, run)
+            SETTLINGS[call](actor, run)
         assert row(db, task)["scheduled_for"] == planned
         make_due(db)
     with db.begin() as actor:

@@ -1,25 +1,25 @@
-"""A rolled-back claim or settlement has no effect: instances show the values of their rows."""
+"""A rolled-back claim or settlement has no effect: instances show the values of their rows, and hold no claim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import inspect
-from sqlalchemy.orm import Session
 
 from sqlqueue import IllegalTransitionError, claim_of
 from sqlqueue.outbox import claim_messages
+from tests.suite.settlements import SETTLINGS, claim, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Outgoing, Spool, Task
-from tests.support.rows import rows
+from tests.support.rows import load, row, rows
 
 pytestmark = pytest.mark.asyncio_everywhere
 
 AVAILABLE = ("available", 0, None)
+leases = pytest.mark.parametrize("lease", ["default", None])
 
 
 def shown(actor: Actor, task: Any) -> tuple[str, int, str | None]:
@@ -36,7 +36,7 @@ def undone(actor: Actor) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("expire_on_commit", [False, True])
-@pytest.mark.parametrize("lease", ["default", None])
+@leases
 def test_a_claim_in_a_savepoint(db: Database, lease: Any, expire_on_commit: bool) -> None:
     db.insert(Task, rows(3))
     with db.begin(expire_on_commit=expire_on_commit) as actor:
@@ -46,11 +46,15 @@ def test_a_claim_in_a_savepoint(db: Database, lease: Any, expire_on_commit: bool
         assert [shown(actor, task) for task in lost] == [AVAILABLE] * 2
         assert shown(actor, kept) == ("running", 1, "kept")
         for task in lost:
-            with pytest.raises(IllegalTransitionError):
-                claim_of(task)
+            for use in (claim_of, actor.complete):
+                with pytest.raises(IllegalTransitionError):
+                    use(task)
         again = actor.claim_many(Task, limit=2, claimed_by="again")
         assert {*again} == {*lost}
         assert [shown(actor, task) for task in again] == [("running", 1, "again")] * 2
+        actor.release(again[:1])
+        actor.complete(kept)
+    assert [row(db, task)["status"] for task in (kept, *again)] == ["completed", "available", "running"]
 
 
 def test_a_claim_in_a_released_savepoint_that_is_rolled_back(db: Database) -> None:
@@ -64,12 +68,24 @@ def test_a_claim_in_a_released_savepoint_that_is_rolled_back(db: Database) -> No
         assert shown(actor, task) == AVAILABLE
 
 
-def test_a_claim_in_a_transaction_that_is_rolled_back(db: Database) -> None:
+@pytest.mark.parametrize("end", ["rollback", "close"])
+@leases
+def test_a_claim_in_a_transaction_that_is_rolled_back(db: Database, lease: Any, end: str) -> None:
     db.insert(Task, rows(1))
-    with db.session() as actor:
-        task = actor.claim(Task)
-        actor.rollback()
-        assert shown(actor, task) == AVAILABLE
+    actor = db.session()
+    task = actor.claim(Task, lease=lease)
+    getattr(actor, end)()
+    stored = load(db, Task, task.id) if end == "close" else task
+    assert shown(actor, stored) == AVAILABLE
+    actor.rollback()
+    again = claim(db, Task)
+    assert claim_of(again).attempt == 1  # the same attempt number as the first claim
+    with pytest.raises(IllegalTransitionError, match="rolled back"):
+        claim_of(task)
+    for settling in SETTLINGS.values():
+        with pytest.raises(IllegalTransitionError):
+            settling(actor, task)
+    assert row(db, again)["status"] == "running"
 
 
 @pytest.mark.parametrize("model", [Task, Spool])
@@ -93,27 +109,50 @@ def test_a_message_that_was_claimed(db: Database) -> None:
         assert shown(actor, message) == AVAILABLE
 
 
-SETTLEMENTS: tuple[Callable[[Session, Any], None], ...] = (
-    lambda session, task: session.complete(task),  # type: ignore[attr-defined]
-    lambda session, task: session.fail(task, "error"),  # type: ignore[attr-defined]
-    lambda session, task: session.snooze(task, timedelta(hours=1)),  # type: ignore[attr-defined]
-    lambda session, task: session.heartbeat(task, timedelta(hours=9)),  # type: ignore[attr-defined]
-)
-
-
-@pytest.mark.parametrize("settle", SETTLEMENTS)
+@every_call
 @pytest.mark.parametrize("model", [Task, Film])
-def test_a_settlement_in_a_savepoint(db: Database, model: Any, settle: Any) -> None:
+@leases
+def test_a_settlement_in_a_savepoint(db: Database, model: Any, call: str, lease: Any) -> None:
+    if lease is None and call == "heartbeat":
+        return  # there is no lease to extend
     db.insert(model, rows(1))
     with db.begin() as actor:
-        task = actor.claim(model, claimed_by="me")
-        until = task.available_at
+        task = actor.claim(model, lease=lease, claimed_by="me")
+        before, until = shown(actor, task), task.available_at
         with undone(actor):
-            actor.run(settle, task)
+            SETTLINGS[call](actor, task)
+            if call != "heartbeat":
+                with pytest.raises(IllegalTransitionError):
+                    actor.complete(task)
             actor.run(lambda _: task.available_at)  # it shows the values that are about to be undone
-        assert shown(actor, task) == ("running", 1, "me")
+        assert shown(actor, task) == before
         assert task.available_at == until
         actor.complete(task)
+    assert row(db, task)["status"] == ("completed" if model is Task else "available")
+
+
+def test_a_settlement_in_a_savepoint_that_is_kept(db: Database) -> None:
+    db.insert(Task, rows(1))
+    with db.begin() as actor:
+        task = actor.claim(Task)
+        savepoint = actor.run(lambda session: session.begin_nested())
+        actor.complete(task)
+        actor.run(lambda _: savepoint.commit())
+        with pytest.raises(IllegalTransitionError):
+            actor.complete(task)
+    assert row(db, task)["status"] == "completed"
+
+
+def test_a_settlement_in_a_transaction_that_is_rolled_back(db: Database) -> None:
+    db.insert(Task, rows(1))
+    task = claim(db, Task)
+    actor = db.session()
+    actor.complete(task)
+    actor.rollback()
+    assert claim_of(task).attempt == 1
+    actor.fail(task, "after all")
+    actor.commit()
+    assert row(db, task)["status"] == "retryable"
 
 
 def test_expunged_instances_are_left_alone(db: Database) -> None:

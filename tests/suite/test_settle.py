@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import event, inspect, select
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import claim_of
-from sqlqueue.queue.spec import QUEUE_ROLES
-from tests.suite.settlements import PAST, SETTLINGS, Settling, claim
+from sqlqueue import Every, QueueSession, claim_of
+from sqlqueue.queue.spec import QUEUE_ROLES, spec_of
+from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, claim
 from tests.support.harness import Actor, Database
-from tests.support.models import Order, Seat, Spool, Task
-from tests.support.rows import clock, load
+from tests.support.models import Film, Listing, Order, Report, Seat, Spool, Task, Visit
+from tests.support.rows import PAST, clock, load
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -33,22 +34,17 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return by_method if request.param == "methods" else by_function
 
 
-def plain(db: Database) -> dict[str, Any]:
-    """Ordinary sessions, without the queue methods."""
-    return {"class_": AsyncSession if db.is_async else Session}
-
-
 def columns(task: Any) -> dict[str, Any]:
     attributes = task.__queue_spec__.attributes
     return {role: getattr(task, attributes[role]) for role in QUEUE_ROLES}
 
 
-@pytest.mark.parametrize("settling", SETTLINGS, ids=str)
+@pytest.mark.parametrize("settling", VARIANTS, ids=str)
 def test_each_settlement_changes_its_columns(db: Database, call: Callable[..., Any], settling: Settling) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST, "priority": 2}])
     task = claim(db, Task, claimed_by="me")
     before, started = columns(load(db, Task, 1)), clock(db)
-    with db.begin(**plain(db) if "function" in call.__name__ else {}) as session:
+    with db.begin(**{"class_": db.plain_class} if "function" in call.__name__ else {}) as session:
         assert call(session, settling.name, task, *settling.arguments) is None
     after, ended = columns(load(db, Task, 1)), clock(db)
     moment = after.pop("available_at")
@@ -58,7 +54,7 @@ def test_each_settlement_changes_its_columns(db: Database, call: Callable[..., A
     assert after == before | settling.changes
 
 
-@pytest.mark.parametrize("settling", SETTLINGS, ids=str)
+@pytest.mark.parametrize("settling", VARIANTS, ids=str)
 def test_renamed_columns(db: Database, settling: Settling) -> None:
     db.insert(Order, [{"id": 1, "status": "paid"}])
     with db.begin() as session:
@@ -163,3 +159,166 @@ def test_keys_of_two_columns(db: Database) -> None:
     assert load(db, Seat, ("a", 1)).status == "running"
     assert load(db, Seat, ("a", 2)).status == load(db, Seat, ("b", 1)).status == "completed"
     assert load(db, Seat, ("b", 2)).status == "available"
+
+
+def test_settling_keeps_unwritten_attributes_loaded(db: Database) -> None:
+    # with asyncio, an expired attribute cannot be read
+    db.insert(Task, [{"id": 1}])
+    with db.session() as session:
+        task = session.claim(Task)
+        session.heartbeat(task)
+        session.heartbeat(task)
+        assert (task.status, task.attempt, task.name) == ("running", 1, "")
+        session.complete(task)
+        assert (task.attempt, task.priority) == (1, 0)
+
+
+# -- what an instance shows after its row was written -----------------------------------------------------------------
+
+TIMES = {"available_at", "finished_at", "claimed_at", "scheduled_for"}
+SETTLE = {**SETTLINGS, "fail for good": SETTLINGS["fail"]}
+ROWS: dict[Any, dict[str, Any]] = {
+    Task: {"error": "before"},
+    Listing: {"unique_key": "a"},
+    Film: {"unique_key": "a", "stage": "print"},
+    Report: {"schedule": str(Every(timedelta(hours=1))), "status": "scheduled", "available_at": PAST},
+    Visit: {"limit_key": "k"},
+}
+NEVER = {"complete": (Film, Report), "fail for good": (Report,)}
+"""Where only the database knows what becomes of the task."""
+
+
+def stored_row(db: Database, model: Any) -> dict[str, Any]:
+    with db.engine.connect() as connection:
+        row: Any = connection.execute(select(model.__table__)).mappings().one()
+    return {role: row[column] for role, column in spec_of(model).columns.items()}
+
+
+def shown(task: Any, *, but: set[str] = TIMES) -> dict[str, Any]:
+    return {role: getattr(task, name) for role, name in spec_of(type(task)).attributes.items() if role not in but}
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("model", ROWS)
+@pytest.mark.parametrize("how", SETTLE)
+def test_a_settled_instance_shows_what_is_stored(db: Database, how: str, model: Any, lease: Any) -> None:
+    if lease is None and how == "heartbeat":
+        return  # there is no lease to extend
+    db.insert(model, [{"id": 1, "max_attempts": 1 if how == "fail for good" else 5, **ROWS[model]}])
+    with db.begin() as actor:
+        task = actor.claim(model, lease=lease)
+        SETTLE[how](actor, task)
+        values = None if model in NEVER.get(how, ()) else shown(task)
+    if values is not None:
+        expected = stored_row(db, model)
+        assert values == {role: expected[role] for role in values}
+
+
+@pytest.mark.parametrize("how", ["retry", "cancel", "discard", "run_now", "rerun"])
+def test_instances_show_what_a_change_of_many_has_written(db: Database, how: str) -> None:
+    status = {"run_now": "scheduled", "retry": "discarded", "rerun": "completed"}.get(how, "available")
+    ended = {"finished_at": PAST} if status in ("discarded", "completed") else {}
+    db.insert(Task, [{"id": n, "number": n, "status": status, "available_at": PAST, **ended} for n in (1, 2)])
+    with db.begin() as actor:
+        changed, other = actor.find(Task)
+        how_ = getattr(actor, how)
+        assert how_(Task, Task.number == 1, **({"error": "no"} if how == "discard" else {})) == 1
+        assert (changed.status, other.status) == (
+            {"cancel": "cancelled", "discard": "discarded"}.get(how, "available"),
+            status,
+        )
+        assert changed.available_at > PAST
+        assert (changed.error, other.error) == ("no" if how == "discard" else None, None)
+
+
+def test_a_settlement_reads_nothing(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    statements: list[str] = []
+    with QueueSession(sync_db.session_engine) as session:
+        task = session.claim(Task)
+        session.complete(task)
+        event.listen(session, "do_orm_execute", lambda state: statements.append(str(state.statement)))
+        assert (task.status, task.attempt, task.error) == ("completed", 1, None)  # type: ignore[union-attr]
+        session.rollback()
+        assert statements == []
+        assert task.status == "available"  # type: ignore[union-attr]
+
+
+# -- any text of an error can be stored -------------------------------------------------------------------------------
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Odd(Exception):
+    def __str__(self) -> Any:
+        return 7  # noqa: PLE0307 - that is the point
+
+
+def stored(db: Database, error: BaseException | str, *, by: str = "fail") -> str | None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        getattr(session, by)(session.claim(Task), error)
+    with Session(db.engine) as session:
+        assert session.scalars(select(Task.status)).one() == ("retryable" if by == "fail" else "discarded")
+        return session.scalars(select(Task.error)).one()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (KeyError("key"), "KeyError: 'key'"),
+        (ValueError("two\nlines\ttab"), "ValueError: two\nlines\ttab"),
+        ('it\'s a "quoted" 100% \\ text :name %(name)s ?', 'it\'s a "quoted" 100% \\ text :name %(name)s ?'),
+        ("Ünïcödé 漢字 🙈🏴\u200d☠", "Ünïcödé 漢字 🙈🏴\u200d☠"),
+        ("a\0b", "a\\x00b"),
+        ("half \ud83d of it", "half \\ud83d of it"),
+        (Mute(), "Mute: (its message is not available)"),
+        (Odd(), "Odd: (its message is not available)"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), None),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_text_is_stored_as_completely_as_possible(db: Database, error: Any, text: str | None) -> None:
+    assert stored(db, error) == (text if text is not None else f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize("by", ["fail", "discard"])
+@pytest.mark.parametrize("character", ["x", "ü", "漢", "🙈", "\0", "\udcff"], ids=ascii)
+def test_a_long_error_is_truncated(db: Database, by: str, character: str) -> None:
+    text = stored(db, character * 5000, by=by)
+    assert text is not None
+    assert text.endswith("…")
+    spelled = "\\x00" if character == "\0" else "\\udcff" if character == "\udcff" else character
+    assert text[:40] == (spelled * 40)[:40]
+    assert 990 < len(text) <= 2000
+
+
+def test_the_longest_that_fits(db: Database) -> None:
+    assert stored(db, "x" * 2000) == "x" * 2000
+
+
+def test_a_long_error_in_a_block(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session, session.claiming(Task):
+        raise ValueError("🙈\0\ud83d" * 3000)
+    with Session(db.engine) as session:
+        assert session.scalars(select(Task.status)).one() == "retryable"
+
+
+def test_characters_that_count_twice(db: Database) -> None:
+    """SQL Server and Oracle count a column's length in UTF-16."""
+    text = stored(db, "🙈" * 1500)
+    assert text is not None
+    assert len(text.encode("utf-16-le")) <= 2 * 2000
+
+
+def test_the_codec_is_loaded_with_the_library() -> None:
+    """A process without free file descriptors cannot load it when an error occurs."""
+    subprocess.run(
+        [sys.executable, "-c", "import sqlqueue, sys; assert 'encodings.utf_16_le' in sys.modules"], check=True
+    )

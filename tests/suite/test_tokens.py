@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 
 from sqlqueue import Claim, ClaimLostError, claim_of
 from sqlqueue._support.errors import new_token
 from sqlqueue.operations.upkeep import extend, still_held
 from sqlqueue.outbox import claim_messages
 from sqlqueue.worker.handling.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
-from tests.suite.children import SETTLING
+from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
 from tests.support.rows import count
@@ -24,7 +24,6 @@ from tests.support.rows import count
 NAME = "mailer 1"
 """The same name for every process."""
 MINUTE = timedelta(minutes=1)
-every_call = pytest.mark.parametrize("call", SETTLING)
 
 
 def claims(db: Database, model: Any = Task, limit: int = 1, **arguments: Any) -> list[Claim]:
@@ -75,7 +74,7 @@ def assert_lost(db: Database, actor: Actor, call: str, claim: Claim) -> None:
     before = content(db, model)
     actor.add(Ledger(task_id=1))
     with pytest.raises(ClaimLostError) as caught:
-        SETTLING[call](actor, claim)
+        SETTLINGS[call](actor, claim)
     actor.rollback()
     assert caught.value.claims == (claim,)
     assert content(db, model) == before
@@ -89,7 +88,7 @@ def test_a_repeated_attempt_has_another_token(db: Database, call: str) -> None:
     assert first != second
     with db.session() as actor:
         assert_lost(db, actor, call, first)
-        SETTLING[call](actor, second)
+        SETTLINGS[call](actor, second)
         actor.commit()
 
 
@@ -114,11 +113,11 @@ def test_a_lost_claim_among_others_has_another_token(db: Database, call: str) ->
     before = content(db, Task)
     with db.session() as actor:
         with pytest.raises(ClaimLostError) as caught:
-            SETTLING[call](actor, together)
+            SETTLINGS[call](actor, together)
         assert caught.value.claims == (lost,)
         actor.rollback()
         assert content(db, Task) == before
-        SETTLING[call](actor, [*kept, another])
+        SETTLINGS[call](actor, [*kept, another])
         actor.commit()
 
 
@@ -148,7 +147,7 @@ def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: 
     assert (first.identity, first.attempt) == (second.identity, second.attempt)
     with db.session() as actor:
         assert_lost(db, actor, call, first)
-        SETTLING[call](actor, second)
+        SETTLINGS[call](actor, second)
         actor.commit()
 
 
@@ -287,12 +286,3 @@ def test_forked_processes_generate_their_own_tokens() -> None:
     for child in children:
         child.join()
     assert len(tokens) == 5
-
-
-def test_rows_that_are_deleted_lose_their_claims(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    (claim,) = claims(db)
-    with db.engine.begin() as connection:
-        connection.execute(delete(Task.__table__))
-    with db.session() as actor:
-        assert_lost(db, actor, "complete", claim)

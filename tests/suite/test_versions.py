@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqlqueue import ArgumentError, UniqueMixin, claim_of
+from tests.suite.settlements import SETTLINGS, every_ending
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Listing
 
@@ -138,9 +138,8 @@ def change(actor: Actor, task: Any, text: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("lease", ["default", None])
-@pytest.mark.parametrize("end", ["complete", "fail", "release", "snooze", "discard", "cancel"])
-def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, lease: Any, end: str) -> None:
-    arguments = {"fail": ("error",), "discard": ("error",), "snooze": (timedelta(hours=1),)}.get(end, ())
+@every_ending
+def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, lease: Any, call: str) -> None:
     with db.begin() as actor:
         actor.enqueue(model(unique_key="k"))
     with db.begin() as actor:
@@ -149,7 +148,7 @@ def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, 
         if lease is not None:
             actor.heartbeat(task)
             change(actor, task, "second")
-        getattr(actor, end)(task, *arguments)
+        SETTLINGS[call](actor, task)
         change(actor, task, "third")
     assert one(db, model).text == "third"
 

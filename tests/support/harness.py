@@ -134,6 +134,11 @@ class Database:
         """The sync engine of the sessions, for event listeners."""
         return self.bind.sync_engine if isinstance(self.bind, AsyncEngine) else self.bind
 
+    @property
+    def plain_class(self) -> type[Session] | type[AsyncSession]:
+        """The class of ordinary sessions, which have no methods for queues."""
+        return AsyncSession if self.is_async else Session
+
     def sessions(self, **options: Any) -> sessionmaker[Any] | async_sessionmaker[Any]:
         """Return the sessionmaker for a worker; `class_` selects sessions of another kind."""
         if isinstance(self.bind, AsyncEngine):
