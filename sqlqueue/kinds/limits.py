@@ -132,7 +132,8 @@ class _SlotCreation:
         column = self._slots["slot_key"]
         found: set[str] = set()
         for some in self._adapter.keys.batches(self._slots, keys):
-            read = select(column).where(column.in_(some)).distinct()
+            named = self._adapter.keys.one_of(self._slots, column, some)
+            read = select(column).where(named).distinct()
             found.update(self._adapter.rows.execute(self._session, self._slots, read).scalars())
         return found
 
@@ -216,7 +217,7 @@ class Slots:
 
     def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
         slots, adapter = self.slots, self.adapter
-        theirs = and_(slots["claimed_by"].in_(holders), is_held(slots))
+        theirs = and_(adapter.keys.one_of(slots, slots["claimed_by"], holders), is_held(slots))
         held = self._held(theirs, len(holders))
         if not held:
             return set()
@@ -353,7 +354,7 @@ class LimitedClaim:
         """
         key = self.spec["limit_key"]
         keys = [name for name in passed if name is not None][: self.adapter.keys.most(self.spec)]
-        others = [or_(key.is_(None), key.not_in(keys))] if keys else []
+        others = [or_(key.is_(None), ~self.adapter.keys.one_of(self.spec, key, keys))] if keys else []
         if None in passed:
             others.append(key.is_not(None))
         steps, number = picks(self.spec, [*where, *others], order), limit
@@ -432,7 +433,8 @@ class LimitedClaim:
         found: dict[str, list[int]] = {}
         for some in self.adapter.keys.batches(self.slots, list(needed)):
             most = max(needed[key] for key in some) + 2  # slot 0, and one more to detect that there are more
-            rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, some, most))
+            named = self.adapter.keys.one_of(self.slots, self.slots["slot_key"], some)
+            rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, named, most))
             for key, number in rows:
                 found.setdefault(key, []).extend([number] if number else ())
         return {key: Free(numbers[: needed[key]], len(numbers) > needed[key]) for key, numbers in found.items()}
@@ -460,7 +462,8 @@ class LimitedClaim:
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
         """Write the holding claim to each locked slot."""
         slots, name = self.slots, self.slots["claimed_by"]
-        for some in self._parts(pairs):
+        for part in self._parts(pairs):
+            some = self.adapter.keys.padded(slots, part)
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
             values = dict(taking(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
@@ -483,12 +486,12 @@ def _full(slots: QueueSpec) -> Select[tuple[str]]:
     return select(key).where(is_busy(slots, slots.table), or_(retired, none)).distinct()
 
 
-def _first_free(slots: QueueSpec, keys: Sequence[str], most: int) -> Executable:
-    """Return slot 0 of each key that has slots, and slots that seem to be free."""
+def _first_free(slots: QueueSpec, named: Criterion, most: int) -> Executable:
+    """Return slot 0 of each ``named`` key that has slots, and slots that seem to be free."""
     key, number = slots["slot_key"], slots["slot_number"]
     free = and_(is_usable(slots, slots.table), ~is_busy(slots, slots.table))
     place = func.row_number().over(partition_by=key, order_by=number).label("place")
-    known = select(key, number, place).where(key.in_(keys), or_(number == literal_column("0"), free)).subquery("known")
+    known = select(key, number, place).where(named, or_(number == literal_column("0"), free)).subquery("known")
     return select(known.c[key.name], known.c[number.name]).where(known.c.place <= literal_column(str(most)))
 
 

@@ -170,13 +170,13 @@ class FencedClaims:
             marks = zip(self.fence.marked, self._common_marks, strict=True)
             return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
         # also the keys alone, so that an index finds the rows
-        return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
+        return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self.spec, self._columns, self._rows)))
 
     def _criterion_named(self, count: int) -> Criterion:
         """Return :meth:`criterion` for ``count`` keys, with the parameters of :meth:`_parameters`."""
         keys = self.adapter.keys.keys_named(self.spec, count)
         if not self._are_alike:
-            return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns)))
+            return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self.spec, self._columns)))
         marks = zip(self.fence.marked, _MARKS, strict=False)
         return self.fence.unsettled(
             and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys)
@@ -185,7 +185,7 @@ class FencedClaims:
     def _parameters(self) -> dict[str, Any]:
         names = self.adapter.keys.key_names(self.spec, self.identities)
         if not self._are_alike:
-            return {**names, **self.adapter.keys.row_names(self._rows)}
+            return {**names, **self.adapter.keys.row_names(self.spec, self._rows)}
         return {**names, **dict(zip(_MARKS, self._common_marks, strict=False))}
 
     @property

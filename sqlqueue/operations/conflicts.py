@@ -222,7 +222,8 @@ class Conflicts:
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
         for some in adapter.keys.batches(spec, meets):
-            if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), or_(*some))):
+            same = or_(*adapter.keys.padded(spec, some))
+            if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), same)):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} with lease=None: complete"
                     " it before enqueueing it again, or claim it with a lease"
@@ -278,7 +279,8 @@ class Conflicts:
                 if by.columns == spec.primary_key:
                     read = adapter.keys.by_key(spec, select(*by.columns).where(adapter.keys.key_in(spec, some)))
                 else:
-                    read = select(*by.columns).where(by.columns[0].in_([key for (key,) in some]))
+                    named = adapter.keys.one_of(spec, by.columns[0], [key for (key,) in some])
+                    read = select(*by.columns).where(named)
                 found |= {(by, *row) for row in adapter.rows.execute(session, spec, read)}
         return found
 
@@ -333,7 +335,8 @@ class Conflicts:
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
         for some in self.adapter.keys.batches(self.spec, [row[column.name] for row in rows]):
-            found = select(column, *self.spec.primary_key).where(column.in_(some))
+            named = self.adapter.keys.one_of(self.spec, column, some)
+            found = select(column, *self.spec.primary_key).where(named)
             there.update((row[0], [tuple(row[1:])]) for row in self.adapter.rows.execute(session, self.spec, found))
         rest: list[Row] = []
         for row in rows:

@@ -381,15 +381,21 @@ class _Declaring:
         """Return the rows with these keys; for a ``unique_key`` that no row has, the last row that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
         for some in self._adapter.keys.batches(self._spec, identities):
-            by_key = not declaration.by_unique_key
-            named = self._adapter.keys.key_in(self._spec, some) if by_key else or_(*map(declaration.is_row, some))
-            found |= self._select(declaration.key, named, latest=latest)
+            found |= self._select(declaration.key, self._named(some), latest=latest)
         absent = [identity for identity in identities if identity not in found]
         if declaration.by_unique_key:
             former = self._spec["former_key"]
             for some in self._adapter.keys.batches(self._spec, absent):
-                found |= self._select((former,), former.in_([key for (key,) in some]), latest=latest)
+                named = self._adapter.keys.one_of(self._spec, former, [key for (key,) in some])
+                found |= self._select((former,), named, latest=latest)
         return found
+
+    def _named(self, identities: Sequence[Identity]) -> Criterion:
+        keys = self._adapter.keys
+        if not self._declaration.by_unique_key:
+            return keys.key_in(self._spec, identities)
+        (column,) = self._declaration.key
+        return keys.one_of(self._spec, column, [key for (key,) in identities])
 
     def _select(
         self, key: Sequence[Column[Any]], criterion: Criterion, *, latest: bool = False

@@ -110,6 +110,7 @@ class SQLServerKeys(Keys):
 
     batch: ClassVar[int] = 400
     tuples: ClassVar[bool] = False
+    pads: ClassVar[bool] = True
     names_rows: ClassVar[bool] = False
 
     def most(self, spec: QueueSpec) -> int:
@@ -126,7 +127,7 @@ class SQLServerKeys(Keys):
             ]
         elif len(spec.primary_key) == 1:
             return super().key_in(spec, keys)
-        rows = [spec.key(key) for key in keys]
+        rows = [spec.key(key) for key in self.padded(spec, keys)]
         return OneOf.of(rows) if len(spec.primary_key) > 1 else or_(*rows)
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
@@ -134,8 +135,10 @@ class SQLServerKeys(Keys):
             return super().keys_named(spec, count)
         return OneOf.of([spec.key(names_of(spec, number)) for number in range(count)])
 
-    def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
-        pairs = (zip(columns, row, strict=True) for row in rows or ())
+    def rows_in(
+        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
+    ) -> Criterion:
+        pairs = (zip(columns, row, strict=True) for row in self.padded(spec, rows or ()))
         found = [and_(*(column == value for column, value in each)) for each in pairs]
         # the keys are always given as well, and those of a single column are sought already
         are_composite = sum(getattr(column, "primary_key", False) for column in columns) > 1

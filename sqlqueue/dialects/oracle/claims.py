@@ -25,6 +25,7 @@ class OracleKeys(Keys):
     """Limits lists to 1,000 expressions (ORA-01795)."""
 
     batch: ClassVar[int] = 1_000
+    pads: ClassVar[bool] = True
 
 
 class OracleLocking(Locking):
@@ -83,7 +84,8 @@ class OracleClaims(Claims):
     def _keys_of(self, session: Session, spec: QueueSpec, rowids: Sequence[str]) -> list[Identity]:
         """Return the primary keys of these rows, in that order."""
         rowid = rowid_of(spec.table)
-        keys = select(rowid, *spec.primary_key).where(rowid.in_(rowids))
+        named = self.rows.locking.keys.one_of(spec, rowid, rowids)
+        keys = select(rowid, *spec.primary_key).where(named)
         found: dict[str, Identity] = {row[0]: tuple(row[1:]) for row in self.rows.execute(session, spec, keys)}
         return [found[each] for each in rowids]
 
@@ -107,9 +109,10 @@ class OracleClaims(Claims):
         columns."""
         spec = taking.pick.spec
         rowid = rowid_of(spec.table)
+        named = self.rows.locking.keys.one_of(spec, rowid, rowids)
         try:
             rows = session.execute(
-                select(spec.entity, rowid).where(rowid.in_(rowids)).options(*taking.options),
+                select(spec.entity, rowid).where(named).options(*taking.options),
                 execution_options={"populate_existing": True},
                 bind_arguments=spec.bind_arguments,
             )

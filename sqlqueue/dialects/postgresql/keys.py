@@ -22,7 +22,9 @@ class PostgreSQLKeys(Keys):
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
         return super().keys_named(spec, count)
 
-    def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
+    def rows_in(
+        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
+    ) -> Criterion:
         # a subquery is hashed, a list of tuples compared one by one; without IS TRUE it would become a join, for which
         # a plan may choose nested loops
         values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
@@ -33,5 +35,5 @@ class PostgreSQLKeys(Keys):
         ]
         return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
 
-    def row_names(self, rows: Sequence[Identity]) -> dict[str, Any]:
+    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
         return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}

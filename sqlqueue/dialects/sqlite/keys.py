@@ -17,5 +17,5 @@ class SQLiteKeys(Keys):
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
-            return self.rows_in(spec.primary_key, keys)  # more ORs would exceed the expression depth
+            return self.rows_in(spec, spec.primary_key, keys)  # more ORs would exceed the expression depth
         return super().key_in(spec, keys)
