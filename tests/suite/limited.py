@@ -1,4 +1,4 @@
-"""Limited tasks, and how many of them hold a slot."""
+"""Limited tasks, their claims, and the slots that these hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from sqlqueue import Claim, claim_of
 from tests.support.harness import Database
-from tests.support.models import Visit
+from tests.support.models import Slot, Visit
 from tests.support.rows import count
 
 locks_rows = pytest.mark.requires("locks_rows")
@@ -22,9 +22,14 @@ def visits(db: Database, *keys: str | None, **columns: Any) -> None:
     db.insert(Visit, rows)
 
 
-def claim(db: Database, limit: int = 20, **arguments: Any) -> list[Claim]:
+def claim(db: Database, *where: Any, limit: int = 100) -> list[Claim]:
     with db.begin() as actor:
-        return [claim_of(task) for task in actor.claim_many(Visit, limit=limit, **arguments)]
+        return [claim_of(task) for task in actor.claim_many(Visit, *where, limit=limit)]
+
+
+def held(db: Database) -> int:
+    """Return the number of slots that are held."""
+    return count(db, Slot, Slot.status == "running")
 
 
 def complete(db: Database, claims: Sequence[Claim]) -> None:

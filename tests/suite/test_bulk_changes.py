@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,21 +13,14 @@ import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
-from tests.support.rows import clock
+from tests.support.rows import FUTURE, PAST, clock, load_all
 
-PAST = datetime(2020, 1, 1, tzinfo=UTC)
-FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 WAITING = ("available", "scheduled", "retryable", "running")
 FINAL = ("completed", "cancelled", "discarded")
 
 
-def rows(db: Database, model: Any) -> list[Any]:
-    with Session(db.engine) as session:
-        return list(session.scalars(select(model).order_by(model.id)))
-
-
 def statuses(db: Database, model: Any = Task) -> list[str]:
-    return [task.status for task in rows(db, model)]
+    return [task.status for task in load_all(db, model)]
 
 
 def one_of_each(db: Database) -> None:
@@ -39,10 +32,10 @@ def one_of_each(db: Database) -> None:
 
 def test_retry(db: Database) -> None:
     one_of_each(db)
-    before = rows(db, Task)
+    before = load_all(db, Task)
     with db.begin() as session:
         assert session.retry(Task) == 2
-    for old, new in zip(before, rows(db, Task), strict=True):
+    for old, new in zip(before, load_all(db, Task), strict=True):
         if old.name in ("retryable", "discarded"):
             assert (new.status, new.attempt, new.max_attempts, new.finished_at) == ("available", 3, 6, None)
             assert new.available_at <= clock(db)
@@ -61,7 +54,7 @@ def test_cancel(db: Database) -> None:
     one_of_each(db)
     with db.begin() as session:
         assert session.cancel(Task) == 4
-    for task in rows(db, Task):
+    for task in load_all(db, Task):
         assert task.status == (task.name if task.name in FINAL else "cancelled")
         assert (task.finished_at == PAST) == (task.name in FINAL)
 
@@ -94,7 +87,7 @@ def test_rescue(db: Database) -> None:
     with db.begin() as session:
         assert session.rescue(Task) == 1
         assert session.rescue(Task) == 0
-    task = rows(db, Task)[0]
+    task = load_all(db, Task)[0]
     assert (task.status, task.attempt) == ("discarded", 3)
     assert "crashed" in task.error
     assert PAST < task.finished_at == task.available_at
@@ -122,7 +115,7 @@ def test_prune(db: Database) -> None:
     with db.begin() as session:
         assert session.prune(Task, timedelta(days=4)) == 0
         assert session.prune(Task, older_than=timedelta(days=2)) == 3
-    assert [task.id for task in rows(db, Task)] == [10, 11, 12, 13, 20]
+    assert [task.id for task in load_all(db, Task)] == [10, 11, 12, 13, 20]
 
 
 def test_prune_needs_an_age(db: Database) -> None:
@@ -174,7 +167,7 @@ def test_renamed_columns(db: Database) -> None:
         assert session.cancel(Order, Order.id == 2) == 1
         assert session.stats(Order).unfinished == 2
         assert session.prune(Order, timedelta(days=1)) == 1
-    orders = rows(db, Order)
+    orders = load_all(db, Order)
     assert [(order.id, order.queue_status) for order in orders] == [
         (1, "available"),
         (2, "cancelled"),
@@ -194,7 +187,7 @@ def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
         assert session.retry(Reminder, Reminder.about == "milk") == 1
         assert session.cancel(Reminder) == 1
         assert session.prune(Reminder, timedelta(0)) == 2
-    assert [type(notice) for notice in rows(db, Notice)] == [Notice]
+    assert [type(notice) for notice in load_all(db, Notice)] == [Notice]
 
 
 def test_a_class_of_two_tables(db: Database) -> None:
@@ -205,7 +198,7 @@ def test_a_class_of_two_tables(db: Database) -> None:
         assert session.retry(CreditNote, CreditNote.amount == 1) == 1
         assert session.stats(CreditNote, CreditNote.amount > 0).total == 2
         assert session.prune(Invoice, timedelta(days=1)) == 2
-    assert [invoice.id for invoice in rows(db, Invoice)] == [2]
+    assert [invoice.id for invoice in load_all(db, Invoice)] == [2]
     with Session(db.engine) as session:
         assert session.scalar(select(func.count()).select_from(CreditNote.__table__)) == 1
 

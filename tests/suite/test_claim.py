@@ -1,29 +1,39 @@
-"""The rows that a claim takes, their order, and the values that it writes."""
+"""The rows that claim() and consume() take, their order, and the values that are written."""
 
 from __future__ import annotations
 
 import os
 import socket
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import desc, event, inspect, or_, text
+from sqlalchemy import desc, event, inspect, or_, text, update
 from sqlalchemy.orm import joinedload, selectinload
 
-from sqlqueue import ArgumentError
+import sqlqueue
+from sqlqueue import ArgumentError, IllegalTransitionError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
-from tests.suite.claiming import PAST, claimed, ids
 from tests.support.harness import Database
-from tests.support.models import Account, Attachment, Mail, Task
-from tests.support.rows import clock, load
+from tests.support.models import Account, Attachment, Document, Mail, Order, Reminder, Seat, Spool, Task, Ticket
+from tests.support.rows import DUE, FUTURE, PAST, analyze, clock, load, load_all, rows
 
 pytestmark = pytest.mark.asyncio_everywhere
 
-FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 OTHER_COLUMNS = ("priority", "max_attempts", "finished_at", "error", "created_at", "name", "number")
+
+
+def in_order(tasks: Any) -> list[int]:
+    return [task.id for task in tasks]
+
+
+def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> list[int]:
+    with db.begin() as session:
+        return in_order(session.claim_many(Task, *where, limit=limit, **arguments))
 
 
 def test_a_claim_writes_state_attempt_claimer_and_lease(db: Database) -> None:
@@ -95,13 +105,6 @@ def test_lease_and_claimer_can_be_given_with_the_call(db: Database) -> None:
     assert abs(task.available_at - task.claimed_at - timedelta(seconds=1.5)) <= db.case.time_resolution
 
 
-def test_ready_rows_are_claimed_by_priority_then_time_then_key(db: Database) -> None:
-    early, late = PAST, PAST + timedelta(days=1)
-    keys = {1: (1, early), 2: (0, late), 3: (0, early), 4: (-1, late), 5: (0, early), 6: (2, early)}
-    db.insert(Task, [{"id": n, "priority": priority, "available_at": at} for n, (priority, at) in keys.items()])
-    assert claimed(db) == [4, 3, 5, 2, 1, 6]
-
-
 @pytest.mark.parametrize("status", ["scheduled", "retryable", "running"])
 def test_due_rows_are_claimed(db: Database, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": status, "attempt": 1, "available_at": PAST}])
@@ -132,19 +135,6 @@ def test_a_due_row_without_attempts_left_is_never_claimed(db: Database) -> None:
 def test_an_available_row_is_claimed_whatever_its_attempts(db: Database) -> None:
     db.insert(Task, [{"id": 1, "attempt": 3, "max_attempts": 3, "available_at": PAST}])
     assert claimed(db) == [1]
-
-
-def test_ready_rows_are_claimed_before_due_rows_and_these_by_time(db: Database) -> None:
-    due = [(1, "scheduled", 3), (2, "running", 1), (3, "retryable", 2)]
-    moments = [PAST + timedelta(hours=hours) for _, _, hours in due]
-    rows = [
-        {"id": n, "status": s, "priority": 9 - n, "available_at": at}
-        for (n, s, _), at in zip(due, moments, strict=True)
-    ]
-    db.insert(
-        Task, [*rows, {"id": 4, "status": "available", "priority": 100, "available_at": PAST + timedelta(days=1)}]
-    )
-    assert claimed(db) == [4, 2, 3, 1]
 
 
 def test_a_claim_returns_at_most_limit_tasks(db: Database) -> None:
@@ -178,11 +168,6 @@ def test_criteria_on_the_model(db: Database) -> None:
     assert sorted(claimed(db, Task.number == 1, Task.name == "odd")) == [1, 7]
     assert sorted(claimed(db, or_(Task.id == 2, Task.name.like("e%")))) == [2, 4, 6, 8]
     assert sorted(claimed(db, Task.id.in_([3, 5]))) == [3, 5]
-
-
-def test_criteria_hold_for_due_rows(db: Database) -> None:
-    db.insert(Task, [{"id": n, "number": n % 2, "status": "retryable", "available_at": PAST} for n in range(1, 5)])
-    assert sorted(claimed(db, Task.number == 1)) == [1, 3]
 
 
 def test_criteria_on_the_primary_key(db: Database) -> None:
@@ -252,6 +237,200 @@ def test_ready_rows_can_be_requested_alone(db: Database) -> None:
     db.insert(Task, [{"id": 2}, {"id": 3}])
     wanted = ClaimQuery(spec_of(Task))
     with db.begin() as actor:
-        assert ids(actor.run(claim_matching, wanted.ready, 3)) == [2, 3]
-        assert ids(actor.run(claim_matching, wanted.ready, 3)) == []
-        assert ids(actor.run(claim_matching, wanted, 3)) == [1]
+        assert in_order(actor.run(claim_matching, wanted.ready, 3)) == [2, 3]
+        assert in_order(actor.run(claim_matching, wanted.ready, 3)) == []
+        assert in_order(actor.run(claim_matching, wanted, 3)) == [1]
+
+
+# -- claims return the first tasks of the queue, in its order ---------------------------------------------------------
+
+random = Random(7)
+
+
+def shuffled(items: Sequence[Any]) -> list[Any]:
+    return random.sample(items, len(items))
+
+
+def tasks(count: int) -> list[dict[str, Any]]:
+    """Return many rows with few distinct values, so that most rows tie."""
+    return [
+        {
+            **row,
+            "id": n,
+            "priority": random.choice([-3, 0, 0, 7]),
+            "available_at": PAST + timedelta(seconds=random.choice([0, 0, 1, 60])),
+        }
+        for n, row in enumerate(rows(count), start=1)
+    ]
+
+
+ORDERS: dict[str, tuple[Any, list[dict[str, Any]], Callable[[Any], Any], str]] = {
+    "ties": (Task, tasks(60), lambda row: (row["priority"], row["available_at"], row["id"]), "id"),
+    "own": (
+        Ticket,
+        [{**row, "id": n, "severity": n % 5, "priority": n % 3} for n, row in enumerate(rows(60), start=1)],
+        lambda row: (-row["severity"], row["id"]),
+        "id",
+    ),
+    "composite": (
+        Seat,
+        [{**row, "line": f"line {n % 4}", "number": n} for n, row in enumerate(rows(60))],
+        lambda row: (row["line"], row["number"]),
+        "number",
+    ),
+    "strings": (
+        Document,
+        [{**row, "id": f"document {n:03}"} for n, row in enumerate(rows(60))],
+        lambda row: row["id"],
+        "id",
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lease", ["default", None])
+def test_claims_follow_the_order(db: Database, order: str, lease: Any) -> None:
+    model, rows, key, name = ORDERS[order]
+    db.insert(model, shuffled(rows))
+    expected = [row[name] for row in sorted(rows, key=key)]
+    actor = db.session()
+    for start in (0, 7, 14):
+        got = actor.claim_many(model, limit=7, lease=lease)
+        assert [getattr(task, name) for task in got] == expected[start : start + 7]
+        actor.complete(got)
+    rest = actor.claim_many(model, limit=100)
+    assert [getattr(task, name) for task in rest] == expected[21:]
+
+
+def test_rows_inserted_in_descending_order(db: Database) -> None:
+    db.insert(Task, [{**row, "id": n, "priority": 100 - n} for n, row in enumerate(rows(100), start=1)])
+    actor = db.session()
+    assert [task.id for task in actor.claim_many(Task, limit=10)] == list(range(100, 90, -1))
+
+
+def test_a_priority_that_is_changed_while_it_waits(db: Database) -> None:
+    db.insert(Task, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
+    with db.begin() as actor:
+        actor.execute(update(Task).where(Task.id == 3).values(priority=-1))
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Task, limit=3)] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("limit", [300, 1_500])
+@pytest.mark.parametrize("conditions", [("ready",), DUE], ids=["ready", "due"])
+def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ...], limit: int) -> None:
+    given = [
+        {**row, "id": n, "priority": -n, "available_at": PAST - timedelta(seconds=n)}
+        for n, row in enumerate(rows(2_000, *conditions), start=1)
+    ]
+    sync_db.insert(Task, given)
+    analyze(sync_db, Task)  # with so many, a plan may scan the table in storage order
+    got = sync_db.session().claim_many(Task, limit=limit)
+    assert [task.id for task in got] == list(range(2_000, 2_000 - limit, -1))
+
+
+def test_due_rows_by_when_they_came_due(db: Database) -> None:
+    given = [
+        {**row, "id": n, "priority": n % 3, "available_at": PAST + timedelta(seconds=n % 7)}
+        for n, row in enumerate(rows(60, *DUE), start=1)
+    ]
+    db.insert(Task, shuffled(given))
+    expected = [row["id"] for row in sorted(given, key=lambda row: (row["available_at"], row["id"]))]
+    actor = db.session()
+    assert [task.id for task in actor.claim_many(Task, limit=10)] == expected[:10]
+    assert [task.id for task in actor.claim_many(Task, limit=100)] == expected[10:]
+
+
+def test_due_rows_come_after_ready_ones(db: Database) -> None:
+    due = [{**row, "id": n, "priority": -9} for n, row in enumerate(rows(5, *DUE), start=1)]
+    ready = [{**row, "id": n, "available_at": PAST + timedelta(days=1)} for n, row in enumerate(rows(5), start=11)]
+    db.insert(Task, due)
+    db.insert(Task, ready)
+    actor = db.session()
+    assert [task.id for task in actor.claim_many(Task, limit=3)] == [11, 12, 13]
+    assert [task.id for task in actor.claim_many(Task, limit=4)] == [14, 15, 1, 2]
+    assert [task.id for task in actor.claim_many(Task, limit=9)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+def test_a_criterion_keeps_the_order(db: Database, condition: str) -> None:
+    given = [{**row, "id": n, "number": n % 3} for n, row in enumerate(rows(60, condition), start=1)]
+    db.insert(Task, shuffled(given))
+    actor = db.session()
+    assert [task.id for task in actor.claim_many(Task, Task.number == 2, limit=5)] == [2, 5, 8, 11, 14]
+
+
+# -- consume() --------------------------------------------------------------------------------------------------------
+
+
+def test_a_consumed_task_is_completed(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "available_at": PAST}])
+    with db.begin() as session:
+        task = session.consume(Task, claimed_by="me")
+        assert task.__dict__["status"] == "completed"
+        assert session.consume(Task) is None
+    (task,) = load_all(db, Task)
+    assert (task.status, task.attempt, task.claimed_by, task.max_attempts) == ("completed", 1, "me", 3)
+    assert PAST < task.available_at == task.finished_at == task.claimed_at
+
+
+def test_many_tasks_are_consumed_in_claim_order(db: Database) -> None:
+    db.insert(Task, [{"id": n, "priority": -n} for n in range(1, 5)])
+    db.insert(Task, [{"id": 5, "status": "running", "attempt": 1, "available_at": PAST}])
+    db.insert(Task, [{"id": 6, "status": "scheduled", "available_at": FUTURE}])
+    with db.begin() as session:
+        assert [task.id for task in session.consume_many(Task, Task.id > 1, limit=10)] == [4, 3, 2, 5]
+    assert [task.status for task in load_all(db, Task)] == ["available"] + ["completed"] * 4 + ["scheduled"]
+
+
+def test_a_task_deleted_on_completion_is_returned_detached(db: Database) -> None:
+    db.insert(Spool, [{"id": n, "text": f"text {n}"} for n in (1, 2, 3)])
+    with db.begin() as session:
+        tasks = session.consume_many(Spool, limit=2)
+        assert [task.text for task in tasks] == ["text 1", "text 2"]
+        assert all(inspect(task).detached for task in tasks)
+        assert session.get(Spool, 1) is None
+    assert [task.id for task in load_all(db, Spool)] == [3]
+
+
+def test_a_rollback_undoes_a_consume(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    db.insert(Spool, [{"id": 1}])
+    session = db.session()
+    assert session.consume(Task)
+    assert session.consume(Spool)
+    session.rollback()
+    assert [(task.status, task.attempt) for task in load_all(db, Task) + load_all(db, Spool)] == [("available", 0)] * 2
+
+
+def test_a_consumed_task_cannot_be_settled(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        task = session.consume(Task)
+        with pytest.raises(IllegalTransitionError):
+            session.complete(task)
+
+
+def test_loader_options_of_consume(db: Database) -> None:
+    with db.begin() as session:
+        session.add(Mail(id=1, attachments=[Attachment(name="x")]))
+    with db.begin() as session:
+        mail = session.consume(Mail, options=[selectinload(Mail.attachments)])
+        assert [attachment.name for attachment in mail.__dict__["attachments"]] == ["x"]
+
+
+def test_consume_with_renamed_columns_and_inheritance(db: Database) -> None:
+    db.insert(Order, [{"id": 1, "status": "paid"}])
+    with db.begin() as session:
+        session.add(Reminder(id=1, about="milk"))
+        assert session.consume(Reminder, Reminder.about == "milk").id == 1
+        assert session.consume(Order).queue_status == "completed"
+    assert load_all(db, Order)[0].status == "paid"
+
+
+def test_consume_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
+    with db.begin(class_=db.plain_class) as session:
+        assert session.run(sqlqueue.consume, Task, Task.id == 2).id == 2
+        assert len(session.run(sqlqueue.consume_many, Task, limit=9)) == 2
+    assert {task.status for task in load_all(db, Task)} == {"completed"}

@@ -1,19 +1,23 @@
 """Claimers that die: in mid-transaction, everything is undone; after the commit, the task is free when its lease
-ends."""
+ends.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
+from sqlqueue import claim_of
 from sqlqueue._support.errors import WorkerTokens
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
-from sqlqueue.operations.upkeep import Crash, recover
+from sqlqueue.operations.upkeep import Crash, Started, recover
 from sqlqueue.queue.spec import spec_of
+from sqlqueue.worker.handling.outcomes import Outcome, write_outcomes
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS, every_ending
 from tests.support.harness import Database
@@ -202,3 +206,57 @@ def test_a_retried_task_is_not_a_suspect(db: Database, on_conflict: str) -> None
     with db.begin() as actor:
         actor.enqueue(Listing(unique_key="a"), on_conflict=on_conflict)
         assert actor.scalars(select(Listing.crashes)).all() == [0]
+
+
+# -- what the replacement of a dead worker process does with the tasks that the process held --------------------------
+
+SPEC = spec_of(Task)
+
+
+def taken(db: Database, count: int, tokens: WorkerTokens | None = None) -> Sequence[Task]:
+    """Claim ``count`` tasks for a worker."""
+    with db.begin() as actor:
+        tasks: Sequence[Task] = actor.run(claim_matching, ClaimQuery(SPEC), count, tokens=tokens or WorkerTokens())
+    return tasks
+
+
+def die(db: Database, tokens: WorkerTokens, *running: Task) -> None:
+    """Recover from the death of the process with these tokens while it ran these tasks."""
+    started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, counted=False) for task in running]
+    with db.begin() as actor:
+        actor.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))
+
+
+def crashes(db: Database) -> dict[int, int]:
+    """Return the crashes of the tasks that are available, by their numbers.  None of their attempts is counted."""
+    wanted: Any = select(Task.__table__).where(Task.status == "available")
+    with db.engine.connect() as connection:
+        found = connection.execute(wanted).all()
+    assert {row.max_attempts - row.attempt for row in found} == {SPEC.options.max_attempts}
+    return {row.number: row.crashes for row in found}
+
+
+def test_tasks_of_a_dead_process_are_claimed_before_those_that_wait(db: Database) -> None:
+    db.insert(Task, [{"number": number} for number in range(6)])
+    tokens = WorkerTokens()
+    running, *_ = taken(db, 3, tokens)
+    die(db, tokens, running)
+    assert crashes(db) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}
+    assert [task.number for task in taken(db, 4)] == [0, 1, 2, 3]
+
+
+def test_a_suspect_that_crashed_its_own_process_is_claimed_before_those_that_wait(db: Database) -> None:
+    db.insert(Task, [{"number": number} for number in range(3)])
+    (suspect,) = taken(db, 1)
+    with db.begin() as actor:
+        actor.run(write_outcomes, [(claim_of(suspect), Outcome("suspected", "it died"))])
+    assert crashes(db) == {0: 1, 1: 0, 2: 0}
+    assert [task.number for task in taken(db, 2)] == [0, 1]
+
+
+def test_a_task_whose_creation_is_dated_later_can_be_claimed_again_at_once(db: Database) -> None:
+    db.insert(Task, [{"created_at": TOMORROW}])
+    tokens = WorkerTokens()
+    taken(db, 1, tokens)
+    die(db, tokens)
+    assert len(taken(db, 1)) == 1

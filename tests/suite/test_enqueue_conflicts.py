@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sqlqueue import DuplicateTaskError
-from tests.suite.documents import FUTURE, rows
 from tests.support.harness import Database
 from tests.support.models import Document, Letter, Order, Seat, Spool
-from tests.support.rows import clock, load
+from tests.support.rows import FUTURE, PAST, clock, load, load_all
 
 pytestmark = pytest.mark.asyncio_everywhere
 
-PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FINAL = ["completed", "cancelled", "discarded"]
 
 
@@ -44,7 +41,7 @@ def test_on_conflict_ignore(db: Database) -> None:
     with db.begin() as session:
         session.enqueue([Document(id="a", version=2), Document(id="b", version=2)], on_conflict="ignore")
         session.enqueue(Document, [{"id": "b", "version": 3}, {"id": "c", "version": 3}], on_conflict="ignore")
-    assert [document.version for document in rows(db, Document)] == [1, 2, 3]
+    assert [document.version for document in load_all(db, Document)] == [1, 2, 3]
     after = vars(load(db, Document, "a")).copy()
     del before["_sa_instance_state"], after["_sa_instance_state"]
     assert after == before
@@ -99,7 +96,7 @@ def test_several_keys_of_which_some_exist(db: Database) -> None:
     db.insert(Document, [{"id": "a", "version": 1}, {"id": "c", "version": 1}])
     with db.begin() as session:
         session.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")
-    assert [(document.id, document.version) for document in rows(db, Document)] == [(key, 2) for key in "abcd"]
+    assert [(document.id, document.version) for document in load_all(db, Document)] == [(key, 2) for key in "abcd"]
 
 
 def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
@@ -108,7 +105,7 @@ def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
     with db.begin() as session:
         session.enqueue(Seat, [{"line": "a", "number": n, "priority": 9} for n in (1, 2)], on_conflict="replace")
         session.enqueue(Order(id=1, status="shipped"), on_conflict="rerun")
-    assert [seat.priority for seat in rows(db, Seat)] == [9, 9]
+    assert [seat.priority for seat in load_all(db, Seat)] == [9, 9]
     assert (load(db, Order, 1).status, load(db, Order, 1).queue_status) == ("shipped", "available")
 
 
@@ -194,7 +191,7 @@ def test_rerun_of_a_task_that_is_deleted_on_completion(db: Database) -> None:
     db.insert(Spool, [{"id": 2}])
     with db.begin() as session:
         session.complete([first, session.claim(Spool)])
-    assert [(task.id, task.status, task.text) for task in rows(db, Spool)] == [(1, "available", "again")]
+    assert [(task.id, task.status, task.text) for task in load_all(db, Spool)] == [(1, "available", "again")]
     with db.begin() as session:
         session.complete(session.claim(Spool))
-    assert rows(db, Spool) == []
+    assert load_all(db, Spool) == []

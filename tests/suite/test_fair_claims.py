@@ -1,8 +1,9 @@
-"""Queues partitioned by an attribute, such as a message type: fair shares, and an index for each claim."""
+"""Claims of several kinds of tasks at once: fair shares, an index for each claim, and several topics in one order."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.selection import picks
 from tests.support.harness import Database
-from tests.support.models import Message, Spool
-from tests.support.rows import analyze, count, ids, rows
+from tests.support.models import Mail, Message, Spool
+from tests.support.rows import PAST, analyze, contenders, count, ids, rows
 
 
 def messages(db: Database, **counts: int) -> None:
@@ -85,3 +86,56 @@ def test_invalid_values(sync_db: Database, values: Any) -> None:
 def test_an_unknown_attribute(sync_db: Database) -> None:
     with sync_db.session() as actor, pytest.raises(ArgumentError, match="by='kind': give an attribute"):
         actor.claim_in_turns(Message, "kind", ["a"], limit=1)
+
+
+# -- claims of several topics at once ---------------------------------------------------------------------------------
+
+LISTED = ["a", "b"]
+
+
+def in_order(tasks: Iterable[Any]) -> list[int]:
+    return [task.id for task in tasks]
+
+
+def mails(db: Database, number: int, **values: Any) -> None:
+    given = {"available_at": PAST, "created_at": PAST, **values}
+    db.insert(Mail, [{"topic": "abz"[n % 3], "priority": -(n % 2), **given} for n in range(number)])
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("values", [{}, {"status": "retryable", "attempt": 1}], ids=["ready", "due"])
+def test_topics_are_claimed_in_the_order_of_the_queue(db: Database, lease: Any, values: dict[str, Any]) -> None:
+    mails(db, 30, **values)
+    with db.session() as actor:
+        every = [task for task in actor.claim_many(Mail, limit=30) if task.topic in LISTED]
+        expected = in_order(every)
+        actor.rollback()
+    with db.session() as actor:
+        first = in_order(actor.claim_many(Mail, Mail.topic.in_(LISTED), limit=7, lease=lease))
+        assert first == expected[:7]
+        assert in_order(actor.claim_many(Mail, Mail.topic.in_(LISTED), limit=30, lease=lease)) == expected[7:]
+        assert len(actor.claim_many(Mail, Mail.topic.in_(["z", "none"]), limit=30, lease=lease)) == 10
+        actor.rollback()
+
+
+@pytest.mark.requires("locks_rows")
+def test_claims_skip_rows_that_others_hold(sync_db: Database) -> None:
+    mails(sync_db, 90)
+    first, second = contenders(sync_db)
+    mine = in_order(first.claim_many(Mail, Mail.topic.in_(LISTED), limit=40))
+    theirs = in_order(second.claim_many(Mail, Mail.topic.in_(LISTED), limit=10))
+    rest = in_order(second.claim_many(Mail, limit=90))
+    assert len({*mine, *theirs}) == 50
+    assert len({*mine, *theirs, *rest}) == 90
+    first.rollback()
+    second.rollback()
+
+
+def test_lists_of_any_content_and_length_work(db: Database) -> None:
+    mails(db, 30)
+    with db.session() as actor:
+        for nothing in ([], ["none"]):
+            assert not actor.claim_many(Mail, Mail.topic.in_(nothing), limit=9)
+        many = [*LISTED, *LISTED, *map(str, range(600))]
+        assert len(actor.claim_many(Mail, Mail.topic.in_(many), limit=9)) == 9
+        actor.rollback()

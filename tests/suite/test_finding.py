@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,21 @@ from sqlalchemy.orm import selectinload
 
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status, utcnow
+from sqlqueue.operations.paging import page
 from tests.support.harness import Database
-from tests.support.models import Account, CreditNote, Document, Invoice, Mail, Notice, Order, Reminder, Seat, Task
+from tests.support.models import (
+    Account,
+    CreditNote,
+    Document,
+    Invoice,
+    Mail,
+    Notice,
+    Order,
+    Reminder,
+    Seat,
+    Task,
+    Ticket,
+)
 from tests.support.rows import PAST, TOMORROW, clock, contenders, row, without_waiting
 
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
@@ -197,3 +211,87 @@ def test_functions_on_a_plain_session(db: Database) -> None:
     with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.discard, Task, Task.id == 1, error="no") == 1
         assert ids(session.run(sqlqueue.find, Task, Task.status == "discarded")) == [1]
+
+
+# -- paging through tasks by position, and making waiting tasks due at once -------------------------------------------
+
+
+def pages(db: Database, model: Any, status: Status | None, limit: int) -> list[list[Any]]:
+    """Return the keys of each page, from the first to the last."""
+    spec, after, found = model.__queue_spec__, None, list[list[Any]]()
+    while True:
+        with db.begin() as session:
+            one = session.run(page, model, status=status, after=after, limit=limit)
+        found.append([spec.identity_of(task) for task in one.tasks])
+        if one.next is None:
+            return found
+        after = one.next
+
+
+def test_each_task_is_on_one_page(sync_db: Database) -> None:
+    sync_db.insert(Seat, [{"line": line, "number": n} for line in "ab" for n in (1, 2, 3)])
+    expected = [[("b", 3), ("b", 2), ("b", 1), ("a", 3)], [("a", 2), ("a", 1)]]
+    assert pages(sync_db, Seat, None, 4) == expected
+    assert [len(each) for each in pages(sync_db, Seat, None, 3)] == [3, 3]
+
+
+@pytest.mark.parametrize(("model", "status"), [(Seat, None), (Ticket, Status.AVAILABLE), (Task, Status.SCHEDULED)])
+def test_pages_lead_back_to_those_before(sync_db: Database, model: Any, status: Status | None) -> None:
+    rows = [{"line": "ab"[n % 2], "number": n} if model is Seat else {"id": n} for n in range(1, 6)]
+    at = TOMORROW if status is Status.SCHEDULED else PAST
+    sync_db.insert(model, [{**row, "status": status or "available", "available_at": at} for row in rows])
+    with sync_db.begin() as session:
+        look = partial(session.run, page, model, status=status, limit=2)
+        first = look()
+        second = look(after=first.next)
+        third = look(after=second.next)
+        assert (first.previous, third.next, len(third.tasks)) == (None, None, 1)
+        again = look(before=third.previous)
+        assert (again.tasks, again.next) == (second.tasks, second.next)
+        start = look(before=again.previous)
+        assert (start.tasks, start.next, start.previous) == (first.tasks, first.next, None)
+
+
+def test_a_criterion_without_an_index_is_evaluated_for_some_rows_at_a_time(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": n, "number": 7 if n in (3, 4, 25) else 0} for n in range(1, 31)])
+    found, places = [], [None]
+    with sync_db.begin() as session:
+        look = partial(session.run, page, Task, Task.number == 7, limit=2, scan=10)
+        while (one := look(after=places[-1])).next is not None:
+            found.append(([task.id for task in one.tasks], one.is_cut))
+            places.append(one.next)
+        assert found == [([25], True), ([], True), ([4, 3], True)]
+        assert places[1:] == [(21,), (11,), (1,)]
+        assert (one.tasks, one.is_cut) == ([], False)
+        assert look(before=(21,)).previous is None
+        assert [task.id for task in look(before=(11,)).tasks] == []
+        assert look(before=(11,)).previous == (21,)
+        (task,) = look(Task.id == 3).tasks
+        assert task.id == 3
+
+
+def test_available_tasks_are_in_claim_order(sync_db: Database) -> None:
+    sync_db.insert(Ticket, [{"id": n, "severity": n % 3, "available_at": PAST} for n in range(1, 8)])
+    assert [key for each in pages(sync_db, Ticket, Status.AVAILABLE, 2) for (key,) in each] == [2, 5, 1, 4, 7, 3, 6]
+
+
+def test_unfinished_tasks_are_in_the_order_of_their_time(sync_db: Database) -> None:
+    now = clock(sync_db)
+    times = {1: 30, 2: 10, 3: 20, 4: 10, 5: 20}
+    rows = [{"id": n, "status": "scheduled", "available_at": now + timedelta(days=day)} for n, day in times.items()]
+    sync_db.insert(Task, [*rows, {"id": 6, "status": "running", "available_at": TOMORROW}])
+    assert pages(sync_db, Task, Status.SCHEDULED, 2) == [[(2,), (4,)], [(3,), (5,)], [(1,)]]
+    assert pages(sync_db, Task, Status.RUNNING, 2) == [[(6,)]]
+
+
+def test_waiting_tasks_are_run_now(db: Database) -> None:
+    waiting = [{"id": n, "status": status, "available_at": TOMORROW} for n, status in enumerate(Status, 1)]
+    db.insert(Task, [{**each, "attempt": 1, "max_attempts": 3} for each in waiting])
+    with db.begin() as session:
+        assert session.run_now(Task, Task.id != 99) == 3
+    now = clock(db)
+    with db.begin() as session:
+        hastened = {task.id for task in session.find(Task) if task.status == "available" and task.available_at <= now}
+        assert hastened == {1, 2, 3}
+        assert {task.max_attempts for task in session.find(Task)} == {3}
+        assert session.run_now(Task) == 0

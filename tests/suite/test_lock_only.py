@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import delete
@@ -11,11 +11,9 @@ from sqlalchemy import delete
 from sqlqueue import ClaimLostError, UnsettledClaimError, claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.support.harness import Database
-from tests.support.models import Base, Seat, Task
-from tests.support.rows import load
+from tests.support.models import Seat, Task
+from tests.support.rows import PAST, load
 
-M = TypeVar("M", bound=Base)
-PAST = datetime(2020, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=2)
 
 

@@ -1,4 +1,4 @@
-"""Models of many kinds are queues: their keys, columns, and ways to be declared."""
+"""Models of many kinds are queues: their keys, columns, relationships, inheritance, and ways to be declared."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Identity, Integer, String, inspect, select
-from sqlalchemy.orm import Mapped, MappedAsDataclass, declarative_base, mapped_column, registry
+from sqlalchemy import Column, ForeignKey, Identity, Integer, String, inspect, select
+from sqlalchemy.orm import (
+    Mapped,
+    MappedAsDataclass,
+    Session,
+    column_property,
+    declarative_base,
+    deferred,
+    joinedload,
+    mapped_column,
+    registry,
+    relationship,
+    selectinload,
+)
 
-from sqlqueue import QueueMixin, TopicMixin, claim_of
-from tests.suite.kinds_of_models import Computed, Export, Folder, Import, Page, Scan
+from sqlqueue import QueueMixin, QueueOptions, TopicMixin, claim_of
 from tests.support.harness import Database
 from tests.support.models import (
     Base,
@@ -31,6 +42,62 @@ from tests.support.models import (
 
 METADATA = Base.metadata
 """Its tables exist on every engine."""
+
+
+class Folder(Base):
+    __tablename__ = "folder"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(20))
+
+
+class Scan(QueueMixin, Base):
+    """A model with foreign keys in both directions and to itself, and eagerly loaded relationships."""
+
+    __tablename__ = "scan"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    folder_id: Mapped[int | None] = mapped_column(ForeignKey("folder.id"))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("scan.id", ondelete="SET NULL"))
+    folder: Mapped[Folder | None] = relationship(lazy="joined")
+    pages: Mapped[list[Page]] = relationship(lazy="selectin", order_by="Page.id")
+    parent: Mapped[Scan | None] = relationship(remote_side="Scan.id", lazy="joined", join_depth=1)
+
+
+class Page(Base):
+    __tablename__ = "page"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    scan_id: Mapped[int] = mapped_column(ForeignKey("scan.id"))
+
+
+class Computed(QueueMixin, Base):
+    """A model with deferred and computed columns, and a version."""
+
+    __tablename__ = "computed"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    body: Mapped[str] = deferred(mapped_column(String(50), default="body"))
+    version: Mapped[int] = mapped_column(Integer)
+    doubled: Mapped[int] = column_property(2 * version)
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class Queued(QueueMixin, Base):
+    __abstract__ = True
+    __queue__ = QueueOptions(max_attempts=2, lease=timedelta(seconds=7))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    tenant: Mapped[int] = mapped_column(Integer, default=1)
+
+
+class Export(Queued):
+    __tablename__ = "export"
+
+
+class Import(Queued):
+    __tablename__ = "import"
+    __queue__ = QueueOptions(max_attempts=9)
 
 
 class Quoted(QueueMixin, Base):
@@ -168,3 +235,88 @@ def test_rows_of_a_versioned_model_have_a_version(sync_db: Database) -> None:
     with sync_db.begin() as session:
         session.enqueue(Versioned, [{"id": 1}, {"id": 2}])
         assert list(session.scalars(select(Versioned.version))) == [1, 1]
+
+
+# -- queues of classes that inherit, and of models with relationships -------------------------------------------------
+
+
+def test_single_table_inheritance(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Notice(id=1), Reminder(id=2, about="milk"), Reminder(id=3, about="tea")])
+    with db.begin() as session:
+        assert session.claim(Reminder, Reminder.about == "tea").id == 3
+        assert session.claim(Reminder).about == "milk"
+        assert session.claim(Reminder) is None
+        assert type(session.claim(Notice)) is Notice
+
+
+def test_the_root_gives_instances_of_its_classes(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Notice(id=1), Reminder(id=2, about="milk")])
+        session.add_all([Invoice(id=1), CreditNote(id=2, amount=7)])
+    with db.begin() as session:
+        notices, invoices = session.claim_many(Notice, limit=5), session.claim_many(Invoice, limit=5)
+        assert [type(task) for task in (*notices, *invoices)] == [Notice, Reminder, Invoice, CreditNote]
+        assert session.run(lambda _: invoices[1].amount) == 7
+        session.complete(notices)
+        session.complete(invoices)
+
+
+def test_joined_table_inheritance(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Invoice(id=1), *(CreditNote(id=n, amount=n) for n in (2, 3, 4))])
+    with db.begin() as session:
+        note = session.claim(CreditNote, CreditNote.amount > 2, CreditNote.kind == "credit_note")
+        assert (note.id, note.amount, note.status) == (3, 3, "running")
+        assert session.claim(CreditNote, CreditNote.amount > 2, CreditNote.priority == 0).id == 4
+        assert session.claim(Invoice, CreditNote.amount == 2).id == 2
+        assert session.claim(CreditNote) is None
+        session.complete(note)
+
+
+def _scans(db: Database) -> None:
+    with db.begin() as session:
+        session.add(Folder(id=1, name="inbox"))
+        session.add(Scan(id=1, folder_id=1, pages=[Page(), Page()]))
+        session.flush()
+        session.add(Scan(id=2, parent_id=1, pages=[Page()]))
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("options", [[], [selectinload(Scan.parent), joinedload(Scan.pages)]], ids=["own", "options"])
+def test_relationships_that_load_with_the_row(db: Database, options: list[Any], lease: Any) -> None:
+    _scans(db)
+    with db.begin() as session:
+        first, second = session.claim_many(Scan, limit=2, options=options, lease=lease)
+        assert first.__dict__["folder"].name == "inbox"
+        assert [len(scan.__dict__["pages"]) for scan in (first, second)] == [2, 1]
+        assert second.__dict__["parent"] is first
+        first.folder = None
+        second.pages.append(Page())
+        session.complete([first, second])
+    with Session(db.engine) as session:
+        assert session.get_one(Scan, 1).folder is None
+        assert len(session.get_one(Scan, 2).pages) == 2
+
+
+def test_only_the_mapper_sets_a_version(db: Database) -> None:
+    with db.begin() as session:
+        session.add(Computed(id=1))
+    with db.begin() as session:
+        task = session.claim(Computed)
+        assert (task.version, task.doubled, "body" in task.__dict__) == (1, 2, False)
+        task.body = "new"
+        session.complete(task)
+    with Session(db.engine) as session:
+        stored = session.get_one(Computed, 1)
+        assert (stored.version, stored.body, stored.status) == (2, "new", "completed")
+
+
+def test_the_options_of_an_abstract_base(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Export(id=1), Import(id=1)])
+    with db.begin() as session:
+        export, imported = session.claim(Export), session.claim(Import)
+        assert (export.max_attempts, imported.max_attempts) == (2, 9)
+        leases = [task.available_at - task.claimed_at for task in (export, imported)]
+    assert [round(lease.total_seconds(), 2) for lease in leases] == [7, 300]

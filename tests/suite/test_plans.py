@@ -2,21 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, insert, text
 
 from sqlqueue import Claim, Status
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
+from sqlqueue.operations.upkeep import exhausted
+from sqlqueue.queue.options import FAILED, AttemptOutcome
 from sqlqueue.sql.rows import NEVER
-from tests.suite.reading import DUE, FEW, HOUR, MANY, OLD, READY, Call, efforts, growing, key_of, stored, to_be_found
+from tests.support import history
+from tests.support.engines import EngineCase
 from tests.support.harness import Actor, Database
-from tests.support.models import Mail, Parcel, Seat
+from tests.support.history import Past, sync_archive
+from tests.support.models import Job, Mail, Parcel, Seat, Task
 from tests.support.polling import next_due
-from tests.support.rows import TOMORROW, clock
+from tests.support.rows import PAST, TOMORROW, clock, rows
+
+READY, DUE, DEAD, OLD = 100, 60, 20, 60
+"""Tasks that calls look for."""
+SLACK = 10 * READY
+"""Reads that are tolerated, since a small table may be scanned where a large one is searched by key."""
+FACTOR = 3
+"""The tolerated factor: index trees get deeper, and rolled-back rows may remain for a while."""
+FEW, MANY = 1_000, 10_000
+"""The numbers of tasks that calls must not read: finished ones, and as many scheduled ones."""
+Call = Callable[[Actor, Any], Any]
+HOUR = timedelta(hours=1)
+SETTLE: Mapping[str, Call] = {
+    "complete many": lambda session, tasks: session.complete(tasks),
+    "complete one": lambda session, tasks: session.complete(tasks[0]),
+    "fail many": lambda session, tasks: session.fail(tasks, "no"),
+    "release many": lambda session, tasks: session.release(tasks),
+    "heartbeat many": lambda session, tasks: session.heartbeat(tasks),
+}
+
+
+def key_of(model: Any, number: int) -> tuple[Any, ...]:
+    """Return the keys of any model, in the order of their numbers."""
+    return {Mail: (number + 1,), Task: (number + 1,), Parcel: (uuid.UUID(int=number),), Seat: ("a", number)}[model]
+
+
+def stored(db: Database, model: Any, start: int, given: list[dict[str, Any]]) -> None:
+    names = [column.name for column in model.__queue_spec__.primary_key]
+    common: dict[str, Any] = {"attempt": 0, "max_attempts": 5, "claimed_at": None, "finished_at": None}
+    common |= {"created_at": PAST}  # without Python defaults to call, a driver sends many rows at once
+    common |= {"topic": "a"} if model is Mail else {}
+    keys = (dict(zip(names, key_of(model, number), strict=True)) for number in count(start))
+    db.insert(model, [{**common, **each, **key} for each, key in zip(given, keys, strict=False)])
+
+
+def to_be_found(db: Database, model: Any, start: int = 0) -> int:
+    """Insert the rows that the calls find, and return their number."""
+    found = [
+        *rows(READY),
+        *rows(DUE, "scheduled", "retryable", "expired"),
+        *rows(DEAD, "expired", max_attempts=1),
+        *[{"status": "completed", "available_at": PAST, "finished_at": PAST}] * OLD,
+    ]
+    stored(db, model, start, found)
+    return len(found)
+
+
+@dataclass
+class Read:
+    amount: int = 0
+    searched: frozenset[str] = frozenset()
+    """The indexes used, and the tables scanned, if the engine reports them."""
+
+
+@contextmanager
+def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
+    """Measure what is read within the block."""
+    read = Read()
+    connection: Connection = session.run(lambda inner: inner.connection())
+    if case.tells_steps:
+        with steps(connection, read):
+            yield read
+        return
+    said = text(str(case.reads_sql))
+    before, own = (int(connection.scalar(said) or 0) for _ in range(2))
+    already = searches(connection, case)
+    yield read
+    read.searched = frozenset(searches(connection, case) - already)
+    read.amount = int(connection.scalar(said) or 0) - own - (own - before)
+
+
+@contextmanager
+def steps(connection: Connection, read: Read) -> Iterator[None]:
+    def step() -> None:
+        read.amount += 1
+
+    driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(step, 1)
+    yield
+    driver.set_progress_handler(None, 1)
+
+
+def searches(connection: Connection, case: EngineCase) -> Counter[str]:
+    found = connection.execute(text(case.searched_sql)) if case.searched_sql else ()
+    return Counter({name: int(number) for name, number in found})
+
+
+def efforts(
+    db: Database, model: Any, calls: Mapping[str, Call], *, settles: bool = True, **options: Any
+) -> dict[str, Read]:
+    """Return how much each call and each settlement reads; everything is rolled back."""
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
+    found: dict[str, Read] = {}
+    for name, call in calls.items():
+        with other.session() as session, reading(session, db.case) as found[name]:
+            call(session, model)
+    for name, call in SETTLE.items() if settles else ():
+        with other.session() as session:
+            tasks = session.claim_many(model, limit=READY)
+            with reading(session, db.case) as found[name]:
+                call(session, tasks)
+    return found
+
+
+def growing(small: Mapping[str, Read], large: Mapping[str, Read]) -> dict[str, tuple[int, int]]:
+    """Return the calls that read more from the larger table, and how much."""
+    amounts = {name: (read.amount, large[name].amount) for name, read in small.items()}
+    return {name: (less, more) for name, (less, more) in amounts.items() if more > FACTOR * less + SLACK}
+
+
+@pytest.fixture
+def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
+    """Return a function that collects the planner's statistics of a table."""
+    tables: list[str] = []
+
+    def count_rows(model: Any) -> None:
+        tables.append(model.__tablename__)
+        execute(sync_db.case.statistics)
+
+    def execute(statement: str | None) -> None:
+        with sync_db.engine.begin() as connection:
+            for name in tables if statement else ():
+                connection.exec_driver_sql(str(statement).format(table=name))
+
+    yield count_rows
+    execute(sync_db.case.no_statistics)
+
+
+# -- the number of rows that a call reads does not grow with the table, with or without planner statistics ------------
 
 MODELS = pytest.mark.parametrize("model", [Mail, Parcel, Seat], ids=lambda model: model.__name__)
 
@@ -93,3 +233,176 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
         assert list(unserved_claims(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
+
+
+# -- rows that a call does not need are not read ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [Status.AVAILABLE, Status.SCHEDULED, None])
+@pytest.mark.requires("statistics")
+def test_a_page_costs_the_same_wherever_it_is(
+    sync_db: Database, counted: Callable[[Any], None], status: Status | None
+) -> None:
+    stored(sync_db, Task, 0, [{"status": status or "available", "available_at": PAST}] * (2 * FEW))
+    counted(Task)
+    pages: list[Any] = []
+    with sync_db.session() as session:
+        pages += [session.run(page, Task, status=status, limit=2 * FEW - READY)]
+
+    def turn(**place: Any) -> Call:
+        return lambda session, model: pages.append(
+            session.run(page, model, status=status, limit=10, scan=READY, **place)
+        )
+
+    calls = {"first": turn(), "next": turn(after=pages[0].next), "previous": turn(before=pages[0].next)}
+    found = {name: read.amount for name, read in efforts(sync_db, Task, calls).items() if name in calls}
+    assert [len(each.tasks) for each in pages[1:]] == [10, 10, 10]
+    assert max(found.values()) < found["first"] + FEW // 2, found
+
+
+@pytest.mark.requires("statistics")
+def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
+    if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
+        pytest.skip("no index has the running tasks but that of all which are due")
+    calls: Mapping[str, Call] = {
+        "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),
+        "rescue": lambda session, model: session.rescue(model, limit=READY),
+    }
+    # many crashed tasks after all due ones: an index scan by time looks cheap to a planner, but is not
+    crashed = rows(2 * FEW, "expired", max_attempts=1, available_at=PAST + HOUR)
+    stored(sync_db, Task, 0, crashed)
+    stored(sync_db, Task, len(crashed), rows(READY))
+    small = efforts(sync_db, Task, calls)
+    stored(sync_db, Task, len(crashed) + READY, rows(MANY, "scheduled", "retryable"))
+    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows nothing"
+    counted(Task)
+    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows the table"
+
+
+@pytest.mark.requires("statistics")
+def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Callable[[Any], None]) -> None:
+    known = Job.task.in_(["a", "c"])
+    calls: Mapping[str, Call] = {
+        "claim ready calls": lambda session, model: session.claim_many(model, known, limit=READY),
+        "claim due calls": lambda session, model: session.claim_many(model, known, limit=READY + DUE),
+        "next_due": lambda session, model: session.run(next_due, model, known),
+        "promote": lambda session, model: session.promote(model, known),
+    }
+    ways = ("ready", "scheduled", "retryable", "expired")
+    unknown = calls_of("b", MANY, *ways, priority=-1)  # before all others in the order of claims
+    for name in ("a", "c"):
+        sync_db.insert(Job, calls_of(name, READY, "ready") + calls_of(name, DUE, *ways[1:]))
+    sync_db.insert(Job, unknown[: 2 * FEW])  # some are read, as many as a call may take
+    small = efforts(sync_db, Job, calls)
+    sync_db.insert(Job, unknown)
+    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows nothing"
+    counted(Job)
+    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows the table"
+
+
+def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[dict[str, Any]]:
+    made = (
+        {column: row[column] for column in row if column in Job.__table__.columns} for row in rows(number, *conditions)
+    )
+    return [{**row, "task": name, "arguments": {}, "created_at": PAST, **values} for row in made]
+
+
+@pytest.mark.parametrize(("others", "prepared"), [(MANY, False), (0, True)], ids=["large table", "kept plan"])
+@pytest.mark.requires("statistics", "searched_sql", "generic_plans")
+def test_large_claims_do_not_scan_the_table(
+    sync_db: Database, counted: Callable[[Any], None], others: int, prepared: bool
+) -> None:
+    """To a planner, reading a table of this size looks cheaper than searching it for that many keys.
+
+    A plan that is kept must not scan a small table either, since the table may grow.
+    """
+    calls: Mapping[str, Call] = {
+        "claim": lambda session, model: session.claim_many(model, limit=FEW // 2),
+        "consume": lambda session, model: session.consume_many(model, limit=FEW // 2),
+        "settle": lambda session, model: session.complete(session.claim_many(model, limit=FEW // 2)),
+    }
+    stored(sync_db, Task, 0, [*rows(FEW), *[{"status": "scheduled", "available_at": TOMORROW}] * others])
+    counted(Task)
+    setting, driver = sync_db.case.generic_plans
+    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
+    found = efforts(sync_db, Task, calls, **options)
+    assert {name for name in calls if Task.__tablename__ in found[name].searched} == set()
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])
+@pytest.mark.requires("searched_sql", "generic_plans")
+def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:
+    setting, driver = crowded.case.generic_plans
+    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
+    found = efforts(crowded, Task, {}, **options)
+    others = {str(index.name) for index in Task.__table__.indexes}
+    assert {name for name, read in found.items() if not others.isdisjoint(read.searched)} == set()
+
+
+@pytest.fixture
+def crowded(sync_db: Database) -> Database:
+    """Fill a new table with scheduled tasks, without planner statistics."""
+    Task.__table__.drop(sync_db.engine)
+    Task.__table__.create(sync_db.engine)
+    sync_db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}] * MANY)
+    to_be_found(sync_db, Task, start=MANY)
+    return sync_db
+
+
+# -- the number of rows read from a history does not depend on the number of other attempts ---------------------------
+
+__all__ = ["sync_archive"]
+
+SOME = 50
+"""The number of attempts that each call finds."""
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+
+HISTORY_CALLS: Mapping[str, Call] = {
+    "history of a task": lambda session, _: session.history(Claim(history.Parcel, (7,), 0)),
+    "errors": lambda session, _: session.errors(history.Parcel, cap=SOME),
+    "timeline": lambda session, _: session.timeline(history.Parcel, since=HOUR, bucket=MINUTE),
+    "timeline, capped": lambda session, _: session.timeline(history.Parcel, since=7 * DAY, cap=SOME),
+    "prune": lambda session, _: session.prune_history(history.Parcel, 30 * DAY, limit=SOME),
+    "prune all": lambda session, _: session.prune_history(history.Parcel, 30 * DAY),
+    "count those to prune": lambda session, _: session.run(count_old_attempts, history.Parcel, 30 * DAY, cap=SOME),
+}
+
+
+def store_attempts(db: Database, number: int, **columns: Any) -> None:
+    common = {"queue": "past_parcel", "attempt": 1, "outcome": "completed", "claimed_by": "a", "error": None}
+    rows = [{"task": str(1_000 + n), "started_at": PAST, **common, **columns} for n in range(number)]
+    with db.engine.begin() as connection:
+        connection.execute(insert(Past), rows)
+
+
+def attempts_to_be_found(db: Database, now: datetime) -> None:
+    store_attempts(db, SOME, task="7", finished_at=now - HOUR / 2)
+    store_attempts(db, SOME, finished_at=PAST)
+    for outcome in FAILED:
+        store_attempts(db, SOME, outcome=outcome.value, error="no", finished_at=now - HOUR / 2)
+
+
+def attempts_in_the_way(db: Database, now: datetime, number: int) -> None:
+    """Insert attempts at other tasks and of other queues, with other outcomes and times."""
+    for queue in ("past_flare", "past_parcel"):
+        for outcome in AttemptOutcome:
+            error = "no" if outcome in FAILED else None
+            store_attempts(db, number // 10, queue=queue, outcome=outcome.value, error=error, finished_at=now - 2 * DAY)
+    store_attempts(db, number, finished_at=now - 2 * DAY)
+    store_attempts(db, number, queue="past_flare", finished_at=PAST)
+
+
+@pytest.mark.requires("statistics")
+def test_the_attempts_read_do_not_grow(sync_archive: Database, counted: Callable[[Any], None]) -> None:
+    now = clock(sync_archive)
+    attempts_to_be_found(sync_archive, now)
+    attempts_in_the_way(sync_archive, now, FEW)
+    small = efforts(sync_archive, Past, HISTORY_CALLS, settles=False)
+    attempts_in_the_way(sync_archive, now, MANY)
+    assert growing(small, efforts(sync_archive, Past, HISTORY_CALLS, settles=False)) == {}, (
+        "with a planner that knows nothing"
+    )
+    counted(Past)
+    assert growing(small, efforts(sync_archive, Past, HISTORY_CALLS, settles=False)) == {}, (
+        "with a planner that knows the table"
+    )

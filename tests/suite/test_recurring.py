@@ -8,20 +8,40 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import column, insert, table
+from sqlalchemy import column, insert, select, table, update
+from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import ArgumentError
+from sqlqueue import ArgumentError, Every, claim_of
 from sqlqueue.model import declaration
 from sqlqueue.operations import rows
 from sqlqueue.operations import schedules as planning
 from sqlqueue.queue import schedules
-from tests.suite.recurring import HOUR, HOURLY, claim, make_due, recurring
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Ledger, Ping, QueuePause, Reading, Report, Task
-from tests.support.rows import PAST, TICK, clock, count, end_leases, row
+from tests.support.rows import PAST, TICK, clock, count, end_leases, row, row_of
 from tests.support.workers import Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
+
+HOUR, HOURLY = timedelta(hours=1), "PT3600S"
+
+
+def recurring(db: Database, model: Any = Report, **columns: Any) -> Any:
+    """Enqueue a task that was due an hour and a half ago by default."""
+    with db.begin() as actor:
+        values = {"schedule": HOURLY, "available_at": clock(db) - 1.5 * HOUR, **columns}
+        actor.enqueue(task := model(**values))
+    return task
+
+
+def claim(db: Database, model: Any = Report) -> Any:
+    with db.begin() as actor:
+        return actor.claim(model)
+
+
+def make_due(db: Database, model: Any = Report) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(update(model.__table__).values(available_at=PAST))
 
 
 class _Wrong(datetime):
@@ -235,3 +255,122 @@ def test_invalid_schedules_are_rejected(sync_db: Database) -> None:
         for call in (actor.reschedule, actor.unschedule):
             with pytest.raises(ArgumentError, match="Task has no schedules: derive it from RecurringMixin"):
                 call(Task)
+
+
+# -- recurring tasks whose schedule is changed or removed -------------------------------------------------------------
+
+NEVER = "0 0 29 2 *"
+"""A date on which the tests do not run, in a leap year."""
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_reschedule(db: Database, running: bool) -> None:
+    task = recurring(db)
+    run = claim(db) if running else None
+    before = clock(db)
+    with db.begin() as actor:
+        assert actor.reschedule(Report, Report.id == task.id, schedule=Every(24 * HOUR), drift=True) == 1
+        assert actor.reschedule(Report, Report.id == 0, schedule=HOURLY) == 0
+    if run is not None:
+        assert row(db, task)["status"] == "running"
+        with db.begin() as actor:
+            actor.complete(run)
+    found = row(db, task)
+    assert (found["schedule"], found["drift"], found["status"]) == ("P1DT0S", True, "scheduled")
+    step = db.case.time_resolution
+    assert before + 24 * HOUR - step <= found["available_at"] <= clock(db) + 24 * HOUR + step
+
+
+def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Database) -> None:
+    task = recurring(db)
+    run = claim(db)
+    with db.session() as actor:
+        actor.find(Report)
+        with db.begin() as other:
+            other.reschedule(Report, schedule=Every(24 * HOUR))
+        try:
+            actor.complete(run)
+        except DBAPIError:  # an engine that cannot write rows newer than its snapshot
+            actor.rollback()
+            actor.complete(run)
+        actor.commit()
+    assert row(db, task)["available_at"] - clock(db) > 22 * HOUR
+
+
+def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
+    tasks = [recurring(db), recurring(db, schedule=NEVER), recurring(db, schedule=None)]
+    with db.begin() as actor:
+        assert actor.unschedule(Report) == 2
+    assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled", "scheduled"]
+    with db.begin() as actor:
+        assert actor.reschedule(Report) == 2
+    assert all(row(db, task)["available_at"] > clock(db) for task in tasks[:2])
+    make_due(db)
+    with db.begin() as actor:
+        assert len(actor.claim_many(Report, limit=9)) == 3
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "crash"])
+def test_unschedule_a_running_task(db: Database, end: str) -> None:
+    """There is no further run, however often this one is retried."""
+    task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
+    run = claim(db, Ping)
+    with db.begin() as actor:
+        assert actor.unschedule(Ping) == 1
+    assert row(db, task)["status"] == "running"
+    if end == "fail":
+        with db.begin() as actor:
+            actor.fail(run, "no luck", retry_in=timedelta(0))
+    end_leases(db, Ping)
+    with db.begin() as actor:
+        actor.complete(run if end == "complete" else actor.claim(Ping))
+    assert count(db, Ping) == 0
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "release"])
+def test_unschedule_a_task_that_this_transaction_holds_only_by_a_lock(db: Database, end: str) -> None:
+    tasks = [recurring(db, max_attempts=1), recurring(db)]
+    with db.begin() as actor:
+        run = actor.claim(Report, lease=None)
+        assert actor.unschedule(Report) == 2
+        {"complete": actor.complete, "fail": lambda run: actor.fail(run, "no"), "release": actor.release}[end](run)
+    ended = {"complete": "completed", "fail": "discarded", "release": "available"}[end]
+    assert [row(db, task)["status"] for task in tasks] == [ended, "cancelled"]
+    assert [row(db, task)["schedule"] for task in tasks] == [None, HOURLY]
+
+
+def test_cancel_and_delete(db: Database) -> None:
+    tasks = [recurring(db), recurring(db)]
+    with db.begin() as actor:
+        runs = actor.claim_many(Report, limit=1)
+        actor.cancel(runs)
+        assert actor.cancel(Report) == 1
+    assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled"]
+    assert db.session().reschedule(Report) == 2
+
+
+# -- an unreadable schedule ends only its own task --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [Report, Ping])
+def test_an_unreadable_schedule_ends_only_its_own_task(db: Database, model: Any) -> None:
+    with db.engine.begin() as connection:  # as any program can
+        connection.execute(insert(model), [{"id": 1, "schedule": "now and then"}, {"id": 2, "schedule": "PT60S"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(model, limit=2)]
+        assert {claim.identity for claim in claims} >= {(1,)}
+        actor.complete(claims)
+    with db.begin() as actor:
+        found = dict(actor.run(lambda session: session.execute(select(model.id, model.status)).all()))
+    assert found == {2: "scheduled"} | ({} if model.__queue__.on_complete == "delete" else {1: "completed"})
+
+
+def test_a_crashed_task_without_a_readable_schedule_is_rescued(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(insert(Report), [{"id": 1, "schedule": "now and then", "max_attempts": 1}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Report))
+    end_leases(db, Report)
+    with db.begin() as actor:
+        assert actor.rescue(Report) == 1
+    assert row_of(db, claim)["status"] == "discarded"

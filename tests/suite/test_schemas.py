@@ -1,19 +1,36 @@
-"""Queues in schemas of the database."""
+"""Queues in schemas: of their own, translated for each tenant, and before others with functions of the same names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, MetaData, String, inspect, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import Identity, MetaData, NullPool, String, create_engine, func, inspect, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlqueue import QueueMixin, QueueSession
-from tests.support.harness import Database
+import sqlqueue
+from sqlqueue import (
+    LimitMixin,
+    PauseMixin,
+    QueueMixin,
+    QueueOptions,
+    RecurringMixin,
+    SlotMixin,
+    UniqueMixin,
+)
+from sqlqueue.outbox import OutboxMixin, claim_messages
+from sqlqueue.sqltasks import RequestFailed, execution
+from sqlqueue.sqltasks.execution import RequestExecutor, Users
+from tests.check.checking import findings, found
+from tests.support.harness import Actor, Database
+from tests.support.models import Job, Task
+from tests.support.rows import PAST
 
 
 def _model_in(schema: str) -> type[Any]:
@@ -85,20 +102,232 @@ def test_in_an_attached_database(sync_db: Database) -> None:
     _lives_in(variant, model)
 
 
-def test_in_a_schema_that_is_translated(sync_db: Database) -> None:
-    """With one schema for each tenant."""
-    model = _model_in("tenant")
-    schema = inspect(sync_db.engine).default_schema_name
-    translated = sync_db.engine.execution_options(schema_translate_map={"tenant": schema})
-    model.metadata.create_all(translated)
-    try:
-        with QueueSession(translated) as session:
-            session.add_all([model(id=1), model(id=2)])
-            session.commit()
-            session.complete(session.claim(model))
-            session.complete(session.claim(model, lease=None))
-            session.commit()
-            assert session.stats(model)["completed"] == 2
-    finally:
-        sync_db.end_test()
-        model.metadata.drop_all(translated)
+# -- a `schema_translate_map`, of the engine, of a session or of a connection, holds for every statement --------------
+
+NOWHERE = "a_tenant"
+"""No engine has a schema of that name."""
+
+
+class Tenants(DeclarativeBase):
+    pass
+
+
+class Room(SlotMixin, Tenants):
+    __tablename__ = "tenant_room"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+
+
+class Guest(LimitMixin, UniqueMixin, Tenants):
+    __tablename__ = "tenant_guest"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+    __queue__ = QueueOptions(slots=Room, limit=2, retention=timedelta(0))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Chore(RecurringMixin, Tenants):
+    __tablename__ = "tenant_chore"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Card(OutboxMixin, Tenants):
+    __tablename__ = "tenant_card"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Parking(QueueMixin, Tenants):
+    __tablename__ = "tenant_parking"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+    __queue__ = QueueOptions(on_complete="delete", retention=timedelta(0))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Stop(PauseMixin, Tenants):
+    __tablename__ = "tenant_stop"
+    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
+
+
+@pytest.fixture
+def tables(db: Database) -> Iterator[dict[str, Any]]:
+    """Return the options that translate the nonexistent schema to the existing one."""
+    options = {"schema_translate_map": {NOWHERE: inspect(db.engine).default_schema_name}}
+    engine = db.engine.execution_options(**options)
+    Tenants.metadata.drop_all(engine)
+    Tenants.metadata.create_all(engine)
+    yield options | ({} if db.case.one_writer else {"isolation_level": "READ COMMITTED"})
+    Tenants.metadata.drop_all(engine)
+
+
+@contextmanager
+def session_of(db: Database, options: dict[str, Any], where: str) -> Iterator[Actor]:
+    if where == "engine":
+        with db.variant(execution_options=options).begin() as actor:
+            yield actor
+        return
+    with db.begin(**({"execution_options": options} if where == "session" else {})) as actor:
+        if where == "connection":
+            actor.run(lambda session: session.connection(execution_options=options))
+        yield actor
+
+
+WHERES = [
+    "engine",
+    "connection",
+    pytest.param(
+        "session",
+        marks=pytest.mark.skipif(not hasattr(Session(), "execution_options"), reason="SQLAlchemy 2.1 has such options"),
+    ),
+]
+
+
+@pytest.mark.asyncio_everywhere
+@pytest.mark.parametrize("where", WHERES)
+def test_every_operation(db: Database, tables: dict[str, Any], where: str) -> None:
+    every_operation(lambda: session_of(db, tables, where))
+
+
+def every_operation(begin: Callable[[], AbstractContextManager[Actor]]) -> None:
+    with begin() as actor:
+        for on_conflict in ("ignore", "replace", "rerun"):
+            actor.enqueue(Guest(unique_key="k", limit_key="new"), on_conflict=on_conflict)
+        actor.enqueue(Guest, [{"limit_key": "new"}, {"limit_key": "newer"}])
+        actor.enqueue(Chore(schedule="PT1H", available_at=PAST))
+        actor.enqueue(Parking, [{}, {}])
+        actor.enqueue([Card(payload=1), Card(payload=2)])
+        assert actor.pause(Parking)
+        assert not actor.pause(Parking)
+    with begin() as actor:
+        guests = actor.claim_many(Guest, limit=3)
+        assert len(guests) == 3
+        actor.heartbeat(guests)
+        actor.complete(guests[:2])
+        actor.fail(guests[2:], "error", timedelta(0))
+    with begin() as actor:
+        assert {each.key for each in actor.limits(Guest)} == {"new", "newer"}
+        actor.set_limit(Guest, "newest", 3)
+        assert actor.retry(Guest) == 1
+        assert actor.cancel(Guest) == 1
+        assert actor.prune(Guest) + actor.prune(Guest, timedelta(0), limit=5) == 3
+    with begin() as actor:
+        chore = actor.claim(Chore, lease=None)
+        actor.complete(chore)
+        assert actor.reschedule(Chore, schedule="PT2H") == 1
+        assert actor.unschedule(Chore) == 1
+        assert actor.promote(Chore) == actor.rescue(Chore) == 0
+    with begin() as actor:
+        assert len(actor.run(claim_messages, Card, limit=2)) == 2
+        assert [each.topic for each in actor.paused(Parking)] == [None]
+        assert actor.resume(Parking)
+        actor.complete(actor.claim(Parking))
+        assert actor.consume(Parking) is not None
+        assert actor.overview(Parking).total == actor.stats(Parking).total == 0
+        assert actor.timeline(Guest)
+        assert actor.errors(Guest) == []
+        assert actor.find(Guest) == []
+
+
+@pytest.mark.asyncio_everywhere
+@pytest.mark.requires("copies")
+@pytest.mark.parametrize("where", WHERES)
+def test_copies(db: Database, tables: dict[str, Any], where: str) -> None:
+    with session_of(db, tables, where) as actor:
+        actor.enqueue(Parking, [{"priority": 1}], copy=True)
+        assert actor.stats(Parking).total == 1
+
+
+@pytest.mark.asyncio_everywhere
+def test_the_schema_is_looked_at_where_it_is(sync_db: Database) -> None:
+    options = {"schema_translate_map": {NOWHERE: inspect(sync_db.engine).default_schema_name}}
+    with sync_db.engine.connect().execution_options(**options) as connection:
+        Tenants.metadata.drop_all(connection)
+        assert {each.code for each in sqlqueue.check(connection, Tenants) if each.severity == "error"} == {
+            "missing-table"
+        }
+        Tenants.metadata.create_all(connection)
+        connection.commit()
+        try:
+            findings = [each for model in (Guest, Chore, Card, Parking) for each in sqlqueue.check(connection, model)]
+            assert not [each for each in findings if each.severity in ("error", "warning")]
+            sqlqueue.verify_schema(connection, Tenants)
+        finally:
+            Tenants.metadata.drop_all(connection)
+            connection.commit()
+
+
+# -- functions of other accounts, with the names of built-in ones, are not called -------------------------------------
+
+PINNED = Path(__file__).parents[1] / "dialects" / "pinned" / "postgresql.json"
+SHARED = {"avg", "count", "max", "min", "row_number"}
+"""Functions in statements that are the same for all engines, most of which have no schema for built-in ones."""
+
+
+@pytest.fixture
+def among(db: Database) -> Iterator[Database]:
+    """Return the database through sessions that prefer the impostors."""
+    create, drop = db.case.impostors
+    engine = create_engine(db.url.set(drivername=db.case.sync_driver), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in (*drop, *create):
+            connection.exec_driver_sql(statement)
+    yield db.variant(on_connect=db.case.impostors_first)
+    with engine.connect() as connection:
+        for statement in drop:
+            connection.exec_driver_sql(statement)
+
+
+@pytest.mark.requires("impostors")
+def test_no_operation_calls_them(among: Database, tables: dict[str, Any]) -> None:
+    with among.session() as actor, pytest.raises(DBAPIError, match="an impostor"):
+        actor.scalar(select(func.statement_timestamp()))
+    translated = among.variant(on_connect=among.case.impostors_first, execution_options=tables)
+    every_operation(translated.begin)
+    with among.begin() as actor:
+        actor.enqueue(Job, [{"task": "a"}, {"task": "b"}])
+        actor.enqueue(Task, [{}] * 12)
+        actor.complete(actor.claim_many(Task, limit=11))
+
+
+def executor(among: Database) -> RequestExecutor:
+    options = {"options": "-csearch_path=impostor,pg_catalog,public"}
+    url = among.url.set(drivername=among.case.sync_driver).update_query_dict(options)
+    return RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=1), limit=100)
+
+
+@pytest.mark.requires("impostors")
+def test_they_lift_no_timeout(among: Database) -> None:
+    with pytest.raises(RequestFailed, match="timeout: stopped after 2 s"):
+        executor(among).execute("SELECT pg_sleep(600)", user=None, timeout=2)
+
+
+@pytest.mark.requires("impostors")
+def test_a_connection_that_is_not_ready_in_time_is_closed(among: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "CONNECTING", timedelta(seconds=2))
+    with create_engine(
+        executor(among).users.default, poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    ).connect() as one:
+        one.exec_driver_sql(among.case.impostor_at_start)
+    with pytest.raises(OperationalError):
+        executor(among).execute("SELECT 1", user=None, timeout=2)
+
+
+@pytest.mark.requires("impostors")
+def test_a_schema_in_which_anyone_may_create_functions_is_reported(among: Database) -> None:
+    if among.is_async:
+        return
+    assert ("warning", "open-schema") in found(among)
+    (fix,) = {each.fix for each in findings(among) if each.code == "open-schema"}
+    assert fix == "REVOKE CREATE ON SCHEMA impostor FROM PUBLIC, or leave it out of the search_path"
+
+
+def test_statements_name_the_schema_of_functions() -> None:
+    keywords = "AND ANY CAST COALESCE DEFAULT EXISTS EXTRACT FROM IN KEY NOT OR OVER SELECT UNIQUE VALUES WHEN WHERE"
+    called = {
+        name for name in re.findall(r'(?<![.\w"])(\w+)\(', PINNED.read_text()) if name.upper() not in keywords.split()
+    }
+    # with several arrays, unnest is not an ordinary function; the last three are not functions at all
+    assert called == SHARED | {"array", "unnest"} | {"picked", "n", "VARCHAR"}

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count as numbers
 from threading import Barrier, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import Engine, event, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limits import create_slots
 from sqlqueue.queue.spec import spec_of
-from tests.suite.limited import visits
-from tests.suite.slots import MANY, claim, held
+from tests.suite.limited import claim, held, locks_rows, visits
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, contenders, count, ids, row_of
 
-locks_rows = pytest.mark.requires("locks_rows")
+MANY = 100
 ENDS: Mapping[str, Callable[[Actor], Any]] = {
     "cancel": lambda actor: actor.cancel(Visit),
     "discard": lambda actor: actor.discard(Visit, error="no"),
@@ -227,3 +227,65 @@ def test_a_running_task_keeps_the_key_of_its_slot(db: Database) -> None:
 def test_at_most_once_handlers_of_limited_tasks_are_rejected(sync_db: Database) -> None:
     with pytest.raises(ArgumentError, match="would have no effect"):
         Worker(sync_db.sessions()).handler(Visit, mode="at-most-once")(lambda visit: None)
+
+
+# -- a claim of many limited keys takes as few statements as one of few keys ------------------------------------------
+
+
+@contextmanager
+def sent() -> Iterator[dict[str, int]]:
+    """Count the statements and the new connections of all engines within the block."""
+    found = {"statements": 0, "connections": 0}
+
+    def statement(*_: Any) -> None:
+        found["statements"] += 1
+
+    def connection(*_: Any) -> None:
+        found["connections"] += 1
+
+    event.listen(Engine, "before_cursor_execute", statement)
+    event.listen(Pool, "connect", connection)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", statement)
+        event.remove(Pool, "connect", connection)
+
+
+@pytest.mark.parametrize("limit", [MANY, 3 * MANY])
+@pytest.mark.parametrize("known", [0, MANY // 2, MANY])
+def test_many_keys_cost_a_claim_few_statements(db: Database, known: int, limit: int) -> None:
+    keys = [f"{number:03}" for number in range(MANY)]
+    visits(db, *keys[:known])
+    assert len(claim(db)) == known
+    visits(db, *keys)
+    with db.session() as actor:
+        assert actor.find(Visit, Visit.id < 0) == []  # it has its connection
+        actor.rollback()
+        with sent() as cost:
+            assert len(actor.claim_many(Visit, limit=limit)) == MANY
+        actor.commit()
+    assert cost["statements"] <= 12
+    assert cost["connections"] <= (known < MANY)
+    assert len(db.session().limits(Visit)) == MANY
+    assert held(db) == MANY + known
+
+
+def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
+    full, closed, draining = ([f"{kind} {n}" for n in range(20)] for kind in ("full", "closed", "draining"))
+    visits(db, *full, *full, *draining, *draining)
+    assert len(claim(db)) == 80
+    with db.begin() as actor:
+        for key in closed:
+            actor.set_limit(Visit, key, 0)
+        for key in draining:
+            actor.set_limit(Visit, key, 1)
+    visits(db, *(full + closed + draining) * 3, *"abc", None)
+    with db.session() as actor:
+        assert actor.find(Visit, Visit.id < 0) == []
+        actor.rollback()
+        with sent() as cost:
+            assert [task.limit_key for task in actor.claim_many(Visit, limit=MANY)] == ["a", "b", "c", None]
+        actor.rollback()
+    assert cost["statements"] <= 12
+    assert cost["connections"] <= 1

@@ -22,6 +22,7 @@ M = TypeVar("M", bound=Base)
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
+FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 
 CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "ready": {"status": "available", "available_at": PAST, "attempt": 0, "claimed_at": None},
@@ -112,6 +113,12 @@ def load(db: Database, model: type[M], key: Any) -> M:
     """Load the task in a new session."""
     with Session(db.engine) as session:
         return session.get_one(model, key)
+
+
+def load_all(db: Database, model: type[M]) -> list[M]:
+    """Load the tasks in a new session, by primary key."""
+    with Session(db.engine) as session:
+        return list(session.scalars(select(model).order_by(*model.__table__.primary_key)))
 
 
 def row_of(db: Database, claim: Claim) -> RowMapping:

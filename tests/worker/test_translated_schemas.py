@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sqlqueue import SchemaMismatchError
-from tests.suite.test_schema_translation import Guest, Parking, Tenants, tables  # noqa: F401  (a fixture)
+from tests.suite.test_schemas import Guest, Parking, Tenants, tables  # noqa: F401  (a fixture)
 from tests.support.harness import Database
 from tests.support.workers import LEASE, BlockingHandler, Workers, eventually, without_session
 
