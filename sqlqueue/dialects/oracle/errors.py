@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -29,6 +30,11 @@ _OUTAGES = (
     *("DPY-1001", "DPY-4011", "DPY-6000", "DPY-6001", "DPY-6003", "DPY-6004", "DPY-6005"),
 )
 
+_COMPILATION = 6550
+_HIDDEN_PACKAGE = re.compile(r"PLS-00201: .*'(SYS\.)?DBMS_")
+"""What the error of a block contains if it calls a package of the server on which the account has no privilege: that it
+is not declared (https://docs.oracle.com/en/error-help/db/pls-00201/)."""
+
 
 class OracleErrors(Errors):
     """Codes of the server or the driver."""
@@ -39,9 +45,14 @@ class OracleErrors(Errors):
             outages=_OUTAGES,
             duplicates=(1,),
             references=(2292,),
-            # insufficient privileges; a table, or with PLS-00201 a package, that does not exist for this account
-            denied=(1031, 41900, 942, 6550),
+            # insufficient privileges; a table that does not exist for this account
+            denied=(1031, 41900, 942),
         )
+
+    def is_denied(self, error: DBAPIError) -> bool:
+        # any other error of compilation is a fault of the block
+        is_hidden = self.code(error) == _COMPILATION and _HIDDEN_PACKAGE.search(str(error.orig)) is not None
+        return super().is_denied(error) or is_hidden
 
     def has_lost(self, error: DBAPIError) -> bool:
         # the driver or the server marks the error as recoverable
