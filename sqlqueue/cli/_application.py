@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import wraps
 from importlib.metadata import version
-from inspect import cleandoc
+from inspect import Parameter, Signature, cleandoc, signature
+from typing import Any, get_type_hints
 
 import typer
 from rich.markup import escape
 
 from ..evaluation.demo.run import demo
 from ..evaluation.prove.run import prove
+from ._options import Filters
 from .changes import cancel, discard, prune, rerun, retry
 from .check import check
 from .control import limits, pause, resume, set_limit, workers
@@ -57,7 +61,29 @@ def make_application() -> typer.Typer:
 
 def _add(application: typer.Typer, command: Command, panel: str | None = None) -> None:
     text = escape(cleandoc(command.__doc__ or ""))  # brackets in docstrings are literal, not rich markup
-    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(command)
+    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(_with_filters(command))
+
+
+def _with_filters(command: Command) -> Command:
+    """Return ``command`` with the options of :class:`.Filters` in place of a parameter ``filters``."""
+    own = signature(command, eval_str=True).parameters
+    if "filters" not in own:
+        return command
+    hints = get_type_hints(Filters, include_extras=True)
+    options = {
+        each.name: Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(Filters)
+    }
+    shown: list[Parameter] = []
+    for name, parameter in own.items():
+        shown += options.values() if name == "filters" else [parameter]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(filters=Filters(**{name: given.pop(name) for name in options}), **given)
+
+    vars(called).update(__signature__=Signature(shown), __annotations__={each.name: each.annotation for each in shown})
+    return called
 
 
 def _show_version(wanted: bool) -> None:

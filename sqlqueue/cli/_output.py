@@ -1,4 +1,4 @@
-"""What the commands share: options and their parsers; output, as tables for people and JSON for programs."""
+"""Output of the commands: tables and messages for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -8,34 +8,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from enum import Enum
-from typing import Annotated
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._support.errors import ArgumentError
 from .._support.texts import readable
-from ..operations import filtering
 from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
-
-# -- options of several commands, and parsers of their values ---------------------------------------------------------
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-def age(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
-    try:
-        return filtering.age(text)
-    except ArgumentError as error:
-        raise refusal(str(error)) from error
-
-
-# -- tables and messages for people, JSON for programs ----------------------------------------------------------------
 
 
 def print_json(value: object) -> None:
@@ -157,10 +139,13 @@ def tasks(number: int, spec: QueueSpec) -> str:
 
 def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:
     """Return pauses as ``--json`` prints them."""
-    return [
-        {"topic": each.topic, "paused_at": each.paused_at, "paused_by": each.paused_by, "reason": each.reason}
-        for each in found
-    ]
+    return [facts(each, "topic", "paused_at", "paused_by", "reason") for each in found]
+
+
+def facts(value: object, *names: str) -> dict[str, Any]:
+    """Return these attributes of ``value`` as ``--json`` prints them: durations in seconds."""
+    found = {name: getattr(value, name) for name in names}
+    return {name: each.total_seconds() if isinstance(each, timedelta) else each for name, each in found.items()}
 
 
 def confirm(what: str, *, yes: bool) -> None:

@@ -27,9 +27,9 @@ from ..operations.reactivating import CANCEL, RERUN, RETRY, MassChange, discardi
 from ..operations.statistics import CAP
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
-from ._database import Queue, Target, Url, queue_of, refusals, transact
-from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic
-from ._output import AsJson, Yes, age, complain, confirm, print_json, refusal, say, tasks
+from ._database import refusals, transact
+from ._options import AsJson, Filters, Queue, Target, Url, Yes, age, queue_of
+from ._output import complain, confirm, print_json, refusal, say, tasks
 
 # -- changes that take many transactions: showing their progress, and stopping them with Ctrl-C -----------------------
 
@@ -207,19 +207,7 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error o
 
 
 def retry(
-    target: Target,
-    *,
-    url: Url,
-    queue: Queue = None,
-    status: Statuses = None,
-    topic: Topic = None,
-    ids: Ids = None,
-    error: ErrorLike = None,
-    older_than: Age = None,
-    where: Equal = None,
-    hung: Hung = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Retry failed or hung tasks: retryable and discarded ones, and running ones whose lease has expired.
 
@@ -238,26 +226,13 @@ def retry(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("retry"):
         change = _change("retry", "available again", RETRY, queue_of(target, queue), filters)
         change.carry_out(url, yes=yes, as_json=as_json)
 
 
 def rerun(
-    target: Target,
-    *,
-    url: Url,
-    queue: Queue = None,
-    status: Statuses = None,
-    topic: Topic = None,
-    ids: Ids = None,
-    error: ErrorLike = None,
-    older_than: Age = None,
-    where: Equal = None,
-    hung: Hung = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Run final tasks again: completed, cancelled and discarded ones, and rows from before the table became a queue.
 
@@ -277,26 +252,13 @@ def rerun(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("rerun"):
         change = _change("rerun", "made to run again", RERUN, queue_of(target, queue), filters)
         change.carry_out(url, yes=yes, as_json=as_json)
 
 
 def cancel(
-    target: Target,
-    *,
-    url: Url,
-    queue: Queue = None,
-    status: Statuses = None,
-    topic: Topic = None,
-    ids: Ids = None,
-    error: ErrorLike = None,
-    older_than: Age = None,
-    where: Equal = None,
-    hung: Hung = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Cancel tasks: all that are not final become cancelled, running ones included.
 
@@ -313,7 +275,6 @@ def cancel(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("cancel"):
         change = _change("cancel", "cancelled", CANCEL, queue_of(target, queue), filters)
         change.carry_out(url, yes=yes, as_json=as_json)
@@ -325,13 +286,7 @@ def discard(
     url: Url,
     reason: Reason,
     queue: Queue = None,
-    status: Statuses = None,
-    topic: Topic = None,
-    ids: Ids = None,
-    error: ErrorLike = None,
-    older_than: Age = None,
-    where: Equal = None,
-    hung: Hung = False,
+    filters: Filters,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -351,7 +306,6 @@ def discard(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("discard"):
         change = _change("discard", "discarded", discarding(reason), queue_of(target, queue), filters)
         change.carry_out(url, yes=yes, as_json=as_json)

@@ -15,7 +15,8 @@ from ..diagnostics.check import check as find
 from ..diagnostics.check import specs_of
 from ..dialects import adapter_for
 from ..queue.spec import Finding, Severity
-from ._database import Target, Url, connect, load, refusals
+from ._database import connect, refusals
+from ._options import Target, Url, load
 from ._output import plain, print_json, say
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +20,9 @@ from ..operations import Limit, WorkerInfo, pausing
 from ..operations.pausing import Pause
 from ..operations.workers import check_registered
 from ..queue.spec import QueueSpec
-from ._database import Queue, Target, Url, load, queue_of, queues_of, refusals, transact
-from ._output import AsJson, Yes, confirm, pauses, plain, print_json, print_table, refusal, say
+from ._database import refusals, transact
+from ._options import AsJson, Queue, Target, Url, Yes, load, queue_of, queues_of
+from ._output import confirm, facts, pauses, plain, print_json, print_table, refusal, say
 
 # -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
 
@@ -119,7 +121,7 @@ def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
 
 
 def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
-    return {"queue": spec.table.fullname, "key": found.key, "limit": found.limit, "running": found.running}
+    return {"queue": spec.table.fullname, **facts(found, "key", "limit", "running")}
 
 
 # -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------
@@ -154,15 +156,8 @@ def pause(
     with refusals("pause"):
         spec = queue_of(target, queue)
         who = _account() if by is None else by
-        changed = _change_pause(
-            url,
-            spec,
-            topic,
-            lambda session: pausing.pause(session, spec.entity, topic, reason=reason, paused_by=who),
-            as_json=as_json,
-        )
-    if not as_json and not changed:
-        say("It was already paused.")
+        change = partial(pausing.pause, entity=spec.entity, topic=topic, reason=reason, paused_by=who)
+        _change_pause(url, spec, topic, change, otherwise="It was already paused.", as_json=as_json)
 
 
 def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None, as_json: AsJson = False) -> None:
@@ -178,25 +173,24 @@ def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None
     """
     with refusals("resume"):
         spec = queue_of(target, queue)
-        changed = _change_pause(
-            url, spec, topic, lambda session: pausing.resume(session, spec.entity, topic), as_json=as_json
-        )
-    if not as_json and not changed:
-        say("It was not paused.")
+        change = partial(pausing.resume, entity=spec.entity, topic=topic)
+        _change_pause(url, spec, topic, change, otherwise="It was not paused.", as_json=as_json)
 
 
 def _change_pause(
-    url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, as_json: bool
-) -> bool:
+    url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, otherwise: str, as_json: bool
+) -> None:
+    """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
     changed, found = transact(url, lambda session: (change(session), pausing.paused(session, spec.entity)))
     if as_json:
         print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
-    else:
-        for each in found:
-            say(_pause_text(spec, each))
-        if not found:
-            say(f"{spec.entity.__name__} is not paused.")
-    return changed
+        return
+    for each in found:
+        say(_pause_text(spec, each))
+    if not found:
+        say(f"{spec.entity.__name__} is not paused.")
+    if not changed:
+        say(otherwise)
 
 
 def _pause_text(spec: QueueSpec, found: Pause) -> str:
@@ -319,14 +313,11 @@ def _worker_state(each: WorkerInfo) -> str:
 
 
 def _worker_facts(each: WorkerInfo) -> dict[str, object]:
-    names = ("id", "name", "host", "process", "started_at", "seen_at", "version", "slots", "busy", "idle")
-    handlers = ("queue", "functions", "whole", "slots", "busy")
     return {
-        **{name: getattr(each, name) for name in names},
+        **facts(each, "id", "name", "host", "process", "started_at", "seen_at", "version", "slots", "busy", "idle"),
         "live": each.is_live,
-        "last_claim_at": each.last_claim_at,
-        "memory": each.memory,
+        **facts(each, "last_claim_at", "memory"),
         "command": None if each.command is None else each.command.value,
         "concurrency": each.concurrency,
-        "handlers": [{name: getattr(handler, name) for name in handlers} for handler in each.handlers],
+        "handlers": [facts(handler, "queue", "functions", "whole", "slots", "busy") for handler in each.handlers],
     }

@@ -19,9 +19,9 @@ from ..operations.pausing import Pause, paused
 from ..operations.statistics import CAP
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._database import Queue, Target, Url, queue_of, queues_of, refusals, transact
-from ._filters import Age, Equal, Filters, Ids, Statuses, Topic
-from ._output import AsJson, age, pauses, print_json, print_table, refusal, say
+from ._database import refusals, transact
+from ._options import Age, AsJson, Equal, Filters, Ids, Queue, Statuses, Target, Topic, Url, age, queue_of, queues_of
+from ._output import facts, pauses, print_json, print_table, refusal, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
 
@@ -66,13 +66,9 @@ def _queue_figures(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) ->
         "queue": spec.table.fullname,
         "model": f"{spec.entity.__module__}.{spec.entity.__qualname__}",
         **_counts(found),
-        "claimable": found.claimable,
-        "overdue": found.overdue,
-        "oldest_claimable": _seconds(found.oldest_claimable),
-        "oldest_running": _seconds(found.oldest_running),
-        "finished_last_minute": found.finished_last_minute,
-        "finished_last_hour": found.finished_last_hour,
-        "unserved_functions": {name: _seconds(age) for name, age in found.unserved_functions.items()},
+        **facts(found, "claimable", "overdue", "oldest_claimable", "oldest_running"),
+        **facts(found, "finished_last_minute", "finished_last_hour"),
+        "unserved_functions": {name: age.total_seconds() for name, age in found.unserved_functions.items()},
         "unknown": dict(found.unknown),
         "capped": sorted(found.capped),
         "paused": pauses(stops),
@@ -92,7 +88,7 @@ def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> No
 def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
     """Print one line for each bucket of time, or a JSON array."""
     if as_json:
-        print_json([_bucket(each) for each in found])
+        print_json([_bucket_facts(each) for each in found])
         return
     rows = [
         [each.start, each.completed, each.failed, each.cancelled, *_spread(each.run_time), *_spread(each.waiting_time)]
@@ -102,21 +98,12 @@ def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
     print_table(["From", *ends, *spreads], rows, numbers=len(ends) + len(spreads))
 
 
-def _bucket(found: Bucket) -> dict[str, Any]:
+def _bucket_facts(found: Bucket) -> dict[str, Any]:
     return {
-        "start": found.start,
-        "completed": found.completed,
-        "failed": found.failed,
-        "cancelled": found.cancelled,
-        "attempts": found.attempts,
-        "run_time": _durations(found.run_time),
-        "waiting_time": _durations(found.waiting_time),
+        **facts(found, "start", "completed", "failed", "cancelled", "attempts"),
+        "run_time": facts(found.run_time, "count", "mean", "p50", "p95"),
+        "waiting_time": facts(found.waiting_time, "count", "mean", "p50", "p95"),
     }
-
-
-def _durations(found: Durations) -> dict[str, Any]:
-    spread = {name: _seconds(getattr(found, name)) for name in ("mean", "p50", "p95")}
-    return {"count": found.count, **spread}
 
 
 def _counts(found: QueueStats) -> dict[str, int]:
@@ -167,10 +154,6 @@ def _short(time: timedelta | None) -> str:
 
 def _whole(time: timedelta | None) -> str:
     return "" if time is None else str(timedelta(seconds=round(time.total_seconds())))
-
-
-def _seconds(time: timedelta | None) -> float | None:
-    return None if time is None else time.total_seconds()
 
 
 # -- the commands `sqlqueue stats` and `sqlqueue errors` --------------------------------------------------------------
@@ -326,11 +309,7 @@ def _example(group: ErrorGroup) -> str | None:
 
 def _failed(group: ErrorGroup) -> dict[str, object]:
     return {
-        "message": group.message,
-        "count": group.count,
-        "first_seen": group.first_seen,
-        "last_seen": group.last_seen,
+        **facts(group, "message", "count", "first_seen", "last_seen"),
         "example": _example(group),
-        "capped": group.capped,
-        "attempts": group.attempts,
+        **facts(group, "capped", "attempts"),
     }

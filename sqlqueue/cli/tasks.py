@@ -24,9 +24,9 @@ from ..operations.recording import spoken
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.rows import utcnow
-from ._database import Queue, Target, Url, queue_of, refusals, transact
-from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic, order
-from ._output import GAP, AsJson, plain, print_json, print_table, say, width
+from ._database import refusals, transact
+from ._options import AsJson, Filters, Queue, Target, Url, order, queue_of
+from ._output import GAP, plain, print_json, print_table, say, width
 from .statistics import Most
 
 # -- the table of `sqlqueue list`: one line for each task -------------------------------------------------------------
@@ -124,13 +124,7 @@ def list_tasks(
     *,
     url: Url,
     queue: Queue = None,
-    status: Statuses = None,
-    topic: Topic = None,
-    ids: Ids = None,
-    error: ErrorLike = None,
-    older_than: Age = None,
-    where: Equal = None,
-    hung: Hung = False,
+    filters: Filters,
     order_by: OrderBy = None,
     limit: Most = 20,
     columns: Columns = None,
@@ -150,9 +144,6 @@ def list_tasks(
     """
     with refusals("list"):
         spec = queue_of(target, queue)
-        filters = Filters(
-            status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung
-        )
         chosen = filters.criteria(spec)
         terms = order(spec, order_by or ())
         wanted = None if columns is None else columns_of(spec, columns)

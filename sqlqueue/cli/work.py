@@ -24,7 +24,8 @@ from ..worker import Worker
 from ..worker.process.recycling import ProcessLimits
 from ..worker.process.supervisor import supervise
 from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
-from ._database import Target, Url, load, parsed, prepared, refusals
+from ._database import parsed, prepared, refusals
+from ._options import Target, Url, load
 from ._output import refusal, say
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
-from sqlqueue.cli._output import age
+from sqlqueue.cli._options import age
 from tests.cli.invoking import words
 
 

@@ -163,7 +163,7 @@ def test_line_breaks_in_values_cannot_forge_a_line(url: str) -> None:
 
 
 def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("cli.changes", "operations.mass_changes"):
+    for module in ("cli.changes", "operations.reactivating"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
     assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -151,7 +152,7 @@ def test_a_claim_does_not_go_through_all_rows_that_cannot_be_read(
     db: Database, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Its transaction would take too long for a worker, whose next claim would begin again."""
-    monkeypatch.setattr("sqlqueue.operations.claiming.PATIENCE", 0)
+    monkeypatch.setattr(sys.modules["sqlqueue.operations.claiming"], "PATIENCE", 0)
     signs(db, *["dove"] * 25, "rose")
     claims = 0
     while list(states(db).values()).count("scheduled") < 25:
@@ -166,7 +167,7 @@ def test_a_claim_does_not_go_through_all_rows_that_cannot_be_read(
 
 
 def test_nor_does_a_claim_of_limited_tasks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.operations.claiming.PATIENCE", 0)
+    monkeypatch.setattr(sys.modules["sqlqueue.operations.claiming"], "PATIENCE", 0)
     db.insert(Visit, [{"id": n, "limit_key": str(n % 12)} for n in range(1, 25)])
     with riddles(Visit, *range(1, 25)), db.begin() as actor:
         assert actor.claim_many(Visit, limit=4) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_worker_claims_at_once_after_rows_that_cannot_be_read(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """Its claims return early if there are many of them."""
-    monkeypatch.setattr("sqlqueue.operations.claiming.PATIENCE", 0)
+    monkeypatch.setattr(sys.modules["sqlqueue.operations.claiming"], "PATIENCE", 0)
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     signs(db, *["dove"] * 12, "rose")
     worker = workers.make(poll=LONG)

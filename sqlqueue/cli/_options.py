@@ -1,0 +1,189 @@
+"""Arguments and options that several commands share: the application, its queues, the tasks, output as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import ColumnElement
+
+from .._support.errors import ArgumentError
+from ..diagnostics.check import specs_of
+from ..lifecycle.kind import holds_tasks
+from ..operations import filtering
+from ..operations.filtering import column
+from ..queue.options import Status
+from ..queue.spec import Criterion, QueueSpec
+from ._output import refusal
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+# -- arguments of all commands: a `module:attribute` of the application and the URL of its database -------------------
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:ATTRIBUTE",
+        help="The declarative base, MetaData or model of the queues, such as myapp.models:Base. The current directory"
+        " is on the import path. The module must import all models.",
+    ),
+]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="SQLQUEUE_DATABASE_URL",
+        help=(
+            "The database as an SQLAlchemy URL: postgresql+psycopg://user@host/name. Prefer the environment variable if"
+            " it contains a password: other users can see command lines."
+        ),
+    ),
+]
+
+
+def load(target: str) -> Any:
+    """Import and return the object at ``module:attribute``; it is a usage error if there is none."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise refusal(f"{target!r} is not of the form module:attribute, as in myapp.models:Base")
+    module = _import(module_name)
+    try:
+        return reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise refusal(f"the module {module_name} has no {path}") from error
+
+
+def _import(name: str) -> Any:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise refusal(f"there is no module {error.name}, neither in the current directory nor installed") from error
+        raise refusal(f"{name} cannot be imported: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise refusal(f"{name} cannot be imported: it raises {reason}") from error
+
+
+# -- the option `--queue`: the queues that a command applies to -------------------------------------------------------
+
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help="The name of the queue's model or table, if there are several.",
+    ),
+]
+
+
+def queues_of(target: str, name: str | None) -> list[QueueSpec]:
+    """Return the queues of ``target`` that hold tasks, or the one called ``name``; it is a usage error if there is
+    none."""
+    every = specs_of(load(target))
+    found = [spec for spec in every if holds_tasks(spec)]
+    if not found:
+        raise refusal(f"{_names(every)} holds the slots of limits, not tasks: name the model with the limits")
+    chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
+    if not chosen:
+        raise refusal(f"there is no queue {name} in {target}; its queues are {_names(found)}")
+    return chosen
+
+
+def queue_of(target: str, name: str | None) -> QueueSpec:
+    """Return the queue called ``name``, or the only one of ``target``; it is a usage error if there are several."""
+    found = queues_of(target, name)
+    if len(found) > 1:
+        raise refusal(f"{target} has {len(found)} queues: use --queue with one of {_names(found)}")
+    return found[0]
+
+
+def _names(specs: Iterable[QueueSpec]) -> str:
+    return ", ".join(spec.entity.__name__ for spec in specs)
+
+
+# -- the options that select tasks ------------------------------------------------------------------------------------
+
+
+def age(text: str) -> timedelta:
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
+    try:
+        return filtering.age(text)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error
+
+
+Statuses = Annotated[
+    list[Status] | None, typer.Option("--status", "-s", help="Only tasks in this state; may be repeated.")
+]
+Topic = Annotated[str | None, typer.Option(help="Only tasks of this topic.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option("--id", metavar="KEY", help="Only this task; may be repeated. For a composite key: 'line 1,7'."),
+]
+ErrorLike = Annotated[
+    str | None,
+    typer.Option("--error", metavar="LIKE", help="Only tasks whose error matches; % matches any text: 'Timeout%'."),
+]
+Age = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--older-than", metavar="AGE", parser=age, help=("Only tasks created longer ago than this: 90s, 15m, 2h, 7d.")
+    ),
+]
+Equal = Annotated[
+    list[str] | None,
+    typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only tasks with this value; may be repeated."),
+]
+Hung = Annotated[bool, typer.Option("--hung", help="Only running tasks whose lease has expired.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """The options that select tasks: commands with a parameter of this type have them all."""
+
+    status: Statuses = None
+    topic: Topic = None
+    ids: Ids = None
+    error: ErrorLike = None
+    older_than: Age = None
+    where: Equal = None
+    hung: Hung = False
+
+    def criteria(self, spec: QueueSpec) -> list[Criterion]:
+        """Return the criteria of the options, all of which must hold; rejects filters that do not apply to the
+        queue."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "where"}
+        found = filtering.criteria(spec, **given)
+        for text in self.where or ():
+            found += filtering.criteria(spec, equal=_equal(text))
+        return found
+
+
+def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
+    """Return ORDER BY terms: ``NAME`` ascending, ``-NAME`` descending; by default descending primary keys."""
+    terms: list[ColumnElement[Any]] = [
+        column(spec, name.removeprefix("-")).desc() if name.startswith("-") else column(spec, name).asc()
+        for name in names
+    ]
+    return terms or [key.desc() for key in spec.primary_key]
+
+
+def _equal(text: str) -> dict[str, str]:
+    name, sign, given = text.partition("=")
+    if not sign:
+        raise refusal(f"{text!r} is not of the form COLUMN=VALUE")
+    return {name: given}
