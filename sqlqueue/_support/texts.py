@@ -22,6 +22,8 @@ from .errors import ArgumentError
 codecs.lookup("utf-16-le")  # now, because a process without free file descriptors could not import it
 _LONGEST = 2000
 """Maximum length in UTF-16 code units, the unit of the strictest engine."""
+_LONGEST_END = 100
+"""Maximum length of what is appended to an error text, which is ASCII."""
 _LONGEST_HOST = 150
 
 
@@ -54,8 +56,15 @@ def storable(text: str) -> str:
 
 
 def ascii_text(text: str) -> str:
-    """Return ``text`` as an error text that a database of any character set can store."""
-    return error_text(text.encode("ascii", "backslashreplace").decode())
+    """Return ``text`` as an error text that a database of any character set can store.
+
+    If it is too long once its characters are escaped, it is truncated before its end, which :func:`error_text` may have
+    appended to it.
+    """
+    plain = storable(text).encode("ascii", "backslashreplace").decode()
+    if len(plain) <= _LONGEST:
+        return plain
+    return plain[: _LONGEST - _LONGEST_END - 3] + "..." + plain[-_LONGEST_END:]
 
 
 def host_name() -> str:
