@@ -225,7 +225,7 @@ def _unsettled(
         (spec["available_at"], moment),
     ]
     if fence.only_locked:
-        return back
+        return [*back, (spec["max_attempts"], raised(spec["max_attempts"])), *fence.written()]
     return [
         *back,
         *_restarting(fence, raised(spec["max_attempts"])),

@@ -38,7 +38,7 @@ from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome, HistoryOptions, Status
 from ..queue.retries import DEFAULT_RETRY, RetryPolicy, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST, Assignment, is_available, raised
+from ..sql.rows import LARGEST, Assignment, is_available
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import Hold, holds_of, ledger_of
 from ..transaction.notifications import announce
@@ -279,10 +279,9 @@ class Releasing(Settlement):
 
 def _handed_back(fence: Fence, shown: Mapping[str, Any], status: Status) -> dict[str, Any]:
     back: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "crashes": 0}
-    if fence.only_locked:
-        return back | ({"scheduled_for": UNKNOWN} if recurs(fence.spec) else {})
     budget = min(shown["max_attempts"] + 1, LARGEST) if "max_attempts" in shown else UNKNOWN
-    return back | {"max_attempts": budget, "claimed_by": None, "claimed_at": None}
+    claim = _claimed(fence, shown) if fence.only_locked else {"claimed_by": None, "claimed_at": None}
+    return back | {"max_attempts": budget} | claim
 
 
 class Returning(Settlement):
@@ -368,22 +367,15 @@ class Snoozing(Settlement):
     """The error because of which they are postponed, if it was one."""
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        spec, back = fence.spec, handing_back(fence, self.delay)
-        if self.text is None:
-            return back
-        if fence.only_locked:  # so that the next attempt tells that it follows this one
-            back += [(spec["max_attempts"], raised(spec["max_attempts"])), *fence.written()]
-        return [*back, (spec["error"], self.text)]
+        back = handing_back(fence, self.delay)
+        return back if self.text is None else [*back, (fence.spec["error"], self.text)]
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
 
     def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
         back = _handed_back(fence, shown, Status.SCHEDULED)
-        if self.text is None:
-            return back
-        counted = {"max_attempts": UNKNOWN, **_claimed(fence, shown)} if fence.only_locked else {}
-        return back | {"error": self.text} | counted
+        return back if self.text is None else back | {"error": self.text}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ queue's database, but is not repeated forever."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import load_only
 
+from sqlqueue import Snooze
 from sqlqueue.worker.handling.jobs import RETURNS
 from tests.support.harness import Database
 from tests.support.models import Task
-from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
+from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -112,6 +114,23 @@ def test_only_returns_in_a_row_are_counted(
     _, attempt, most, error = only_row(sync_db)
     assert most - attempt == row["max_attempts"] - row["attempt"], "it counted as an attempt"
     assert (error or "").endswith(end(row["attempt"] + 1, 1)), why
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_an_attempt_that_is_snoozed_between_two_outages_ends_the_row(db: Database, workers: Workers, mode: Any) -> None:
+    db.insert(Task, [returned_before(RETURNS)])
+    last = RETURNS + MOST - 1
+    errors = iter([Snooze(timedelta(0)), PoolTimeoutError("gone")])
+
+    def during(_: Any) -> None:
+        raise next(errors)
+
+    worker = workers.make()
+    worker.handler(Task, mode=mode, concurrency=1)(with_session(db, nothing, during=during))
+    workers.start(worker)
+    eventually(lambda: (only_row(db)[3] or "").endswith(end(last + 2, 1)))
+    status, attempt, most, _ = only_row(db)
+    assert (status, attempt, most) == ("scheduled", last + 2, last + 3)
 
 
 @pytest.mark.parametrize("mode", ["lease", "lock"])
