@@ -31,6 +31,15 @@ def test_a_lock_only_claim_writes_nothing(db: Database) -> None:
     assert (stored.status, stored.attempt, stored.claimed_by) == ("available", 0, None)
 
 
+@pytest.mark.parametrize(("call", "arguments"), [("release", ()), ("snooze", (SOON,))])
+def test_a_lock_only_claim_that_is_handed_back_is_numbered(db: Database, call: str, arguments: Any) -> None:
+    db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "max_attempts": 3, "available_at": PAST}])
+    with db.begin() as session:
+        getattr(session, call)(session.claim(Task, lease=None, claimed_by="me"), *arguments)
+    stored = load(db, Task, 1)
+    assert (stored.attempt, stored.max_attempts, stored.claimed_by) == (3, 4, "me")
+
+
 def test_a_deleted_row_raises_claim_lost(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
