@@ -10,7 +10,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import Identity
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import CreateTable
 
+from sqlqueue import QueueMixin, QueueSession
 from tests.dialects.catalog import schema
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
@@ -134,6 +138,43 @@ def test_the_statements_of_every_block_are_bound() -> None:
         bound = " ".join(hsqldb.parts(block))
         for verb in ("SELECT", "UPDATE", "DELETE", "INSERT"):
             assert len(re.findall(rf"\b{verb} ", bound)) == len(re.findall(rf"\b{verb} ", block))
+
+
+class Own(DeclarativeBase):
+    pass
+
+
+class Errand(QueueMixin, Own):
+    """A model whose columns have the names that a block's variables would have without their prefix."""
+
+    __tablename__ = "errand"
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    free: Mapped[int | None]
+    picked: Mapped[int | None]
+    taken: Mapped[int | None]
+    room: Mapped[int | None]
+    listed: Mapped[int | None]
+    rowids: Mapped[int | None]
+    still: Mapped[int | None]
+    i: Mapped[int | None]
+    sqlqueue: Mapped[int | None]
+    sqlqueue_note: Mapped[int | None]
+
+
+@pytest.mark.parametrize(("prefix", "captured"), [("sqlqueue_", set()), ("", {"picked", "taken", "i"})])
+def test_no_column_is_taken_for_a_variable_of_a_block(prefix: str, captured: set[str]) -> None:
+    """In SQL within a block, a column is preferred to a variable of the same name."""
+    engine, log = recording_engine(*ENGINES["oracle"])
+    with QueueSession(engine) as session:
+        session.claim(Errand, Errand.taken.is_(None), Errand.sqlqueue_note.is_(None))
+    block = re.sub(r"\bsqlqueue_(?!note)", prefix, log[0])
+    variables = {name for found in re.findall(r"ROWID = (\w+)\((\w+)\)", block) for name in found}
+    assert len(variables) == 3
+    tables = [str(CreateTable(Errand.__table__).compile(engine)).strip()]
+    asked = {name: f"SELECT {name} FROM errand" for name in variables}
+    found = binder(lambda: hsqldb.errors(tables, {"block": block, **asked}))
+    assert found[""] == found["block"] == []
+    assert {name for name in variables if not found[name]} == captured
 
 
 @pytest.mark.parametrize("name", UNFIT)
