@@ -16,7 +16,6 @@ from sqlalchemy import ColumnElement
 
 from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
-from ..lifecycle.kind import holds_tasks
 from ..operations import filtering
 from ..operations.filtering import column
 from ..queue.options import Status
@@ -94,7 +93,7 @@ def queues_of(target: str, name: str | None) -> list[QueueSpec]:
     """Return the queues of ``target`` that hold tasks, or the one called ``name``; it is a usage error if there is
     none."""
     every = specs_of(load(target))
-    found = [spec for spec in every if holds_tasks(spec)]
+    found = [spec for spec in every if spec.holds_tasks]
     if not found:
         raise refusal(f"{_names(every)} holds the slots of limits, not tasks: name the model with the limits")
     chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from .. import operations
 from .._support.checks import MOST_AT_ONCE
 from .._support.texts import ascii_text, host_name, readable
-from ..lifecycle.kind import holding_slots
 from ..model.declaration import LONGEST_NAME
 from ..operations import Limit, WorkerInfo, pausing
 from ..operations.pausing import Pause
@@ -104,7 +103,7 @@ def set_limit(
 
 def _limited(target: str, name: str | None) -> list[QueueSpec]:
     found = queues_of(target, name)
-    limited = [spec for spec in found if holding_slots(spec) is not None]
+    limited = [spec for spec in found if spec.is_limited]
     if not limited:
         names = ", ".join(spec.entity.__name__ for spec in found)
         raise refusal(f"the queues have no limits: derive {names} from LimitMixin")

@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
-from ..lifecycle.kind import holding_slots, recurs
 from ..model.companions import history_of, worker_table
 from ..operations import (
     ErrorGroup,
@@ -349,7 +348,7 @@ class RecurringTask:
 async def show_schedules(request: Request) -> Response:
     """Show the recurring tasks of each queue, and when they run next."""
     site = site_of(request)
-    specs = [spec for spec in site.queues.values() if recurs(spec)]
+    specs = [spec for spec in site.queues.values() if spec.recurs]
     found = await site.read_each("schedules", _read_schedules, specs)
     return respond(request, "schedules.html", queues=list(zip(specs, found, strict=True)), most=SCHEDULE_ROWS)
 
@@ -390,7 +389,7 @@ LIMIT_ROWS = 500
 async def show_limits(request: Request) -> Response:
     """Show how many tasks of each key are running, and how many may."""
     site = site_of(request)
-    specs = [spec for spec in site.queues.values() if holding_slots(spec) is not None]
+    specs = [spec for spec in site.queues.values() if spec.is_limited]
     found = await site.read_each("limits", _read_limits, specs)
     return respond(request, "limits.html", queues=list(zip(specs, found, strict=True)), most=LIMIT_ROWS)
 

@@ -20,7 +20,6 @@ from starlette.responses import HTMLResponse, Response
 from .._support.errors import ArgumentError, ConfigurationError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from ..lifecycle.kind import holds_tasks
 from ..operations.bulk import Batch
 from ..queue.spec import QueueSpec
 from .access import Action, Exposure, Viewer
@@ -145,7 +144,7 @@ class Site:
     @property
     def queues(self) -> Mapping[str, QueueSpec]:
         """The queues of tasks, by the full name of their table."""
-        return {spec.table.fullname: spec for spec in specs_of(self.target) if holds_tasks(spec)}
+        return {spec.table.fullname: spec for spec in specs_of(self.target) if spec.holds_tasks}
 
     @property
     def first(self) -> QueueSpec:

@@ -16,7 +16,6 @@ from .._support.texts import UNREADABLE, key_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
-from ..lifecycle.kind import holds_tasks, recurs
 from ..model.companions import worker_table
 from ..model.declaration import queues
 from ..queue.options import FINAL, Status
@@ -62,7 +61,7 @@ def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[F
     rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.handlers)).all()
     live = {handler["queue"] for now, seen_at, handlers in rows if seen_at >= now - LIVE for handler in handlers}
     for spec in specs:
-        if holds_tasks(spec) and spec.table.fullname not in live:
+        if spec.holds_tasks and spec.table.fullname not in live:
             message = f"no live worker serves {spec.table.fullname}"
             fix = "start one, unless something other than a registered Worker claims its tasks"
             yield Finding.of(spec, Severity.NOTE, "unserved-queue", message, fix)
@@ -76,7 +75,7 @@ SCHEDULES_READ = 10_000
 
 def of_schedules(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about schedules that this host does not know, and about tasks that have lost their next run."""
-    if not recurs(spec):
+    if not spec.recurs:
         return
     columns = (spec["schedule"].label("schedule"), spec["status"].label("status"))
     first = select(*columns).order_by(*spec.primary_key).limit(SCHEDULES_READ).subquery("first_rows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import String, case, func, null
+from sqlalchemy import String, case, null
 from sqlalchemy.orm import Mapped
 
 from .._support import checks
@@ -15,7 +15,7 @@ from ..lifecycle.kind import Kind, KindIndex, Partition
 from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.rows import Assignment, UniqueBy
+from ..sql.rows import Assignment
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 
@@ -72,7 +72,6 @@ RESULTS = Results(
     columns={"result": lambda _: optional(json_type())},
     checks={"result": check_stored_json},
     untold=("result",),
-    keeps_results=True,
 )
 
 
@@ -137,25 +136,10 @@ class TraceMixin(QueueMixin):
 
 
 class Unique(Kind):
-    """Keeps the keys of unfinished tasks unique, and frees the key of a task that becomes final."""
+    """Keeps the keys of unfinished tasks unique.  The transitions free the key of a task that becomes final."""
 
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
         yield KindIndex("unique", [spec["unique_key"]], spec["unique_key"].is_not(None), unique=True)
-
-    def unique_by(self, spec: QueueSpec) -> UniqueBy | None:
-        return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))
-
-    def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
-        """Clear the key of final tasks and store it as the former key."""
-        key, former = spec["unique_key"], spec["former_key"]
-        kept = func.coalesce(key, former)
-        if final is None:
-            return [(former, kept), (key, null())]
-        return [(former, case((final, kept), else_=former)), (key, case((final, null()), else_=key))]
-
-    def revived(self, spec: QueueSpec) -> list[Assignment]:
-        key, former = spec["unique_key"], spec["former_key"]
-        return [(key, func.coalesce(key, former)), (former, null())]
 
 
 UNIQUE = Unique(

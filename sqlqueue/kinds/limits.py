@@ -13,7 +13,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Executable,
@@ -38,8 +37,7 @@ from .._support.engines import separate_session
 from .._support.errors import ArgumentError, Claim
 from ..dialects import key_type
 from ..dialects.base import Adapter
-from ..lifecycle.fence import FencedClaims
-from ..lifecycle.kind import Cause, ClaimTogether, Holder, Kind, KindIndex, Partition, Reason, SeenTask, Take, kinds_in
+from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in
 from ..lifecycle.transitions import taking
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import QueueOptions, Status
@@ -319,13 +317,25 @@ class LimitedClaim:
     """
 
     def __init__(
-        self, session: Session, adapter: Adapter, spec: QueueSpec, take: Take, lease: timedelta | None = None
+        self,
+        session: Session,
+        adapter: Adapter,
+        spec: QueueSpec,
+        claim_some: Callable[..., list[tuple[Any, Claim]]],
+        *,
+        is_over: Callable[[], bool],
+        lease: timedelta | None,
     ) -> None:
+        """``claim_some(where, limit, named=...)`` claims tasks of the query that also satisfy ``where``, which selects
+        by primary key if ``named``; ``is_over()`` says whether to claim no more, because the claim has met rows that
+        cannot be read for long enough.
+        """
         self.session = session
         self.adapter = adapter
         self.spec = spec
         self.slots = slots_of(spec)
-        self.take = take
+        self.claim_some = claim_some
+        self.is_over = is_over
         self.lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
 
     def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]:
@@ -335,7 +345,7 @@ class LimitedClaim:
         # read the full keys once, instead of checking each task: a full key may have very many tasks
         passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, _full(self.slots)).scalars())
         more = True
-        while more and len(claimed) < limit and not self.take.is_over:
+        while more and len(claimed) < limit and not self.is_over():
             wanted, more = self._candidates(where, order, limit - len(claimed), passed)
             place.update((identity, len(place) + number) for number, identity in enumerate(wanted))
             taken = self._claim(wanted, where)
@@ -388,8 +398,8 @@ class LimitedClaim:
         for each in self._take_named(chosen, where):
             taken[wanted[each[1].identity]].append(each)
         for key, count in room.items():
-            if len(taken[key]) < count and not self.take.is_over:
-                taken[key] += self.take([*where, self._has(key)], count - len(taken[key]))
+            if len(taken[key]) < count and not self.is_over():
+                taken[key] += self.claim_some([*where, self._has(key)], count - len(taken[key]))
         self._assign([pair for key, locked in slots.items() for pair in zip(locked, taken[key], strict=False)])
         return {key: [task for task, _ in taken[key]] for key in needed}
 
@@ -404,7 +414,7 @@ class LimitedClaim:
                 together[key].append(identity)
             of_key = (and_(self._has(key), self._named(mine)) for key, mine in together.items())
             named = and_(self._named([identity for identity, _ in some]), or_(*of_key))
-            yield from self.take([*where, named], len(some), named=True)
+            yield from self.claim_some([*where, named], len(some), named=True)
 
     def _named(self, identities: Sequence[Identity]) -> Criterion:
         return self.adapter.keys.key_in(self.spec, identities)
@@ -511,25 +521,6 @@ class Limits(Kind):
             return f"slots= must name a model of slots: {options.slots.__name__} does not derive from SlotMixin"
         return None
 
-    def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
-        """Keep the key of a running task, which holds one of the key's slots."""
-        key = spec["limit_key"]
-        if key in values:
-            values[key] = case((is_held(spec), key), else_=values[key])
-
-    def claim_together(
-        self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
-    ) -> ClaimTogether:
-        """Claim each task together with a slot of its key."""
-        return LimitedClaim(session, adapter, spec, take, lease)
-
-    def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
-        Slots(session, adapter, spec).free(claims)
-
-    def extend(self, fenced: FencedClaims, lease: timedelta) -> set[Identity]:
-        slots = Slots(fenced.session, fenced.adapter, fenced.spec)
-        return {claim.identity for claim in slots.extend(fenced.claims, lease, waits=fenced.fence.waits)}
-
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
         return () if seen.values["limit_key"] is None else full_key(adapter, session, seen)
 
@@ -552,7 +543,6 @@ LIMITS = Limits(
     checks={"limit_key": checks.key},
     untouched=("limit_key",),
     partition=Partition("limit_key", width=2),
-    holds_slots=True,
 )
 
 
@@ -563,7 +553,6 @@ SLOTS = SlotRows(
     },
     checks={"slot_key": checks.key},
     partition=Partition("slot_key", width=1),
-    holds_tasks=False,
 )
 
 

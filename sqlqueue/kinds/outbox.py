@@ -60,7 +60,6 @@ OUTBOX = Outbox(
         "headers": check_stored_json,
     },
     untouched=("message_key", "destination", "payload", "headers"),
-    isolates_suspects=False,  # relays publish messages in batches, including suspects
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from .._support.texts import logger_of
 from ..dialects import text_type, timestamp_type
 from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import Kind
-from ..lifecycle.transitions import clearing, ending, fresh_budget, revived, tries
+from ..lifecycle.transitions import clearing, ending, fresh_budget, planned_run, restored_key, tries
 from ..model.declaration import QueueMixin, optional
 from ..queue.options import Status
 from ..queue.schedules import (
@@ -111,13 +111,58 @@ def leaving(fence: Fence) -> list[Assignment]:
     """Return the assignments that leave tasks to another host: the attempt does not count, and the plan stays."""
     spec = fence.spec
     return [
-        (spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"])),
+        *planned_run(spec),
         (spec["status"], state(Status.SCHEDULED)),
         (spec["available_at"], utcnow(ELSEWHERE)),
         (spec["max_attempts"], raised(spec["max_attempts"])),
         (spec["attempts_before"], raised(spec["attempts_before"])),
         *fence.written(),
     ]
+
+
+def is_unplanned(spec: QueueSpec) -> Criterion:
+    """Return the criterion of tasks that another program inserted with a schedule but without a time, so that they
+    cannot be claimed yet although their status is ``available``.
+
+    The first claim schedules them.
+    """
+    as_created = spec["available_at"] == spec["created_at"]
+    first = spec["attempt"] == literal_column("0")
+    return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
+
+
+def skip_runs(fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
+    """Postpone those of ``tasks``, just claimed, that must not run now; return their primary keys.
+
+    These are missed runs if the model's options say so, tasks that have not been scheduled yet, and tasks that only
+    other hosts can schedule.
+    """
+    spec = fenced.spec
+    doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _is_doubtful(spec, task)]
+    keys = {spec.identity_of(task) for task in doubtful}
+    return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
+
+
+def _is_doubtful(spec: QueueSpec, task: object) -> bool:
+    """Return whether another program may have inserted the task with a schedule but without a time, or this host cannot
+    evaluate its schedule."""
+    shown = instance_state(task).dict
+    needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
+    if not shown.keys() >= set(needed.values()):
+        return True  # loader options have excluded one of the attributes
+    schedule, created_at, *planned = (shown[name] for name in needed.values())
+    return schedule is not None and (created_at in planned or not is_known_here(schedule))
+
+
+def schedule_next_runs(
+    fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool = False
+) -> tuple[set[Identity], FencedClaims]:
+    """Schedule the next runs of claimed tasks that recur, and also write ``kept``.
+
+    If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold their
+    rows, and the claims that remain to be settled.
+    """
+    return Renewals(fenced).renew(kept, spent=spent) if fenced.spec.recurs else (set(), fenced)
 
 
 _REST = "the rest"
@@ -220,44 +265,9 @@ class Recurring(SeveralLives):
     def mapped(self, spec: QueueSpec) -> None:
         event.listen(getattr(spec.entity, spec.attributes["schedule"]), "set", _set_schedule, retval=True)
 
-    def normalize(self, spec: QueueSpec, row: dict[str, Any]) -> None:
-        schedule = spec.attributes["schedule"]
-        if row.get(schedule) is not None:
-            row[schedule] = text_of(row[schedule])
-
-    def moment(self, spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-        schedule = values.get(spec.attributes["schedule"])
-        return None if schedule is None else parse(schedule).after(now())
-
-    def claimed(self, spec: QueueSpec) -> list[Assignment]:
-        """Store the run's planned time: ``available_at`` changes to the end of the lease or the time of a retry."""
-        return [(spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"]))]
-
     def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
         planned = spec["scheduled_for"]
         return [*super().restarted(spec, running), (planned, case((running, planned), else_=null()))]
-
-    def unplanned(self, spec: QueueSpec) -> Criterion | None:
-        """Return the criterion of tasks that another program inserted with a schedule but without a time.
-
-        The first claim schedules them.
-        """
-        as_created = spec["available_at"] == spec["created_at"]
-        first = spec["attempt"] == literal_column("0")
-        return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
-
-    def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
-        """Postpone missed runs if the model's options say so, tasks that have not been scheduled yet, and tasks that
-        only other hosts can schedule."""
-        spec = fenced.spec
-        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _is_doubtful(spec, task)]
-        keys = {spec.identity_of(task) for task in doubtful}
-        return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
-
-    def renew(
-        self, fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool
-    ) -> tuple[set[Identity], FencedClaims]:
-        return Renewals(fenced).renew(kept, spent=spent)
 
     def continues(self, spec: QueueSpec) -> bool:
         return True
@@ -266,17 +276,6 @@ class Recurring(SeveralLives):
 def _set_schedule(task: object, value: object, *_: object) -> object:
     """Convert a schedule to its text when the attribute is set, so that the attribute has the column's value."""
     return text_of(value) if isinstance(value, (str, Every, Cron)) else value
-
-
-def _is_doubtful(spec: QueueSpec, task: object) -> bool:
-    """Return whether another program may have inserted the task with a schedule but without a time, or this host cannot
-    evaluate its schedule."""
-    shown = instance_state(task).dict
-    needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
-    if not shown.keys() >= set(needed.values()):
-        return True  # loader options have excluded one of the attributes
-    schedule, created_at, *planned = (shown[name] for name in needed.values())
-    return schedule is not None and (created_at in planned or not is_known_here(schedule))
 
 
 RECURRING = Recurring(
@@ -288,7 +287,6 @@ RECURRING = Recurring(
     },
     untouched=("schedule", "drift"),
     untold=("scheduled_for", "attempts_before"),
-    recurs=True,
 )
 
 
@@ -339,7 +337,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
     ]
     return [
         *given,
-        *revived(spec),
+        *restored_key(spec),
         (spec["scheduled_for"], case((running, kept_plan), else_=null())),
         *((column, case((running, column), else_=value)) for column, value in restarted),
         (spec["status"], case((running, spec["status"]), else_=state(Status.SCHEDULED))),

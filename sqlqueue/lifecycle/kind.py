@@ -7,18 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sqlalchemy import Column, ColumnElement
+from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
-from .._support.errors import Claim
 from .._support.texts import key_text
 from ..dialects.base import Adapter
-from ..queue.options import QueueOptions, Status
-from ..queue.spec import Criterion, Identity, QueueSpec, Where
-from ..sql.rows import Assignment, UniqueBy
-from .fence import Fence, FencedClaims
+from ..queue.options import QueueOptions
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.rows import Assignment
 
 # -- the reasons why a task is not running, as values -----------------------------------------------------------------
 
@@ -151,30 +149,13 @@ class KindIndex(NamedTuple):
     unique: bool = False
 
 
-class Take(Protocol):
-    """Claims at most ``limit`` tasks by criteria.  ``named``: the criteria select rows by primary key."""
-
-    def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]: ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
-        ...
-
-
-class ClaimTogether(Protocol):
-    """Claims tasks in claim order, each together with another row that it needs."""
-
-    def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]:
-        """Claim up to ``limit`` tasks that satisfy ``where``; return them in claim order."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """What one mixin adds to a queue.  A method that is not overridden adds nothing.
+    """What one mixin adds to a queue, as far as more than one mixin adds it.  A method that is not overridden adds
+    nothing.
 
     A kind assigns to its own columns only: see :mod:`.transitions` for the order in which assignments are evaluated.
+    What a single mixin adds, such as the slots of a limit, is asked for by name: ``if spec.is_limited``.
     """
 
     known: ClassVar[list[Kind]] = []
@@ -190,18 +171,6 @@ class Kind:
     """Roles of columns that a declaration of tasks must not set, because the queue does."""
     partition: Partition | None = None
     """The kind's partition column, if it has one."""
-    placed_by: str | None = None
-    """The role of the column that :meth:`placed` assigns when a row is reactivated."""
-    recurs: bool = False
-    """Whether tasks may have a next run after their last attempt."""
-    keeps_results: bool = False
-    """Whether the queue stores the results of tasks."""
-    holds_slots: bool = False
-    """Whether a running task holds a row of another queue, which the transaction that settles it must see."""
-    isolates_suspects: bool = True
-    """Whether workers run tasks that may have crashed a process separately from others."""
-    holds_tasks: bool = True
-    """Whether its rows are tasks for operators to manage, instead of rows claimed together with tasks."""
 
     def __post_init__(self) -> None:
         self.known.append(self)
@@ -222,45 +191,7 @@ class Kind:
     def mapped(self, spec: QueueSpec) -> None:
         """Finish the setup; called when the class with the kind's columns is mapped and has its indexes."""
 
-    def unique_by(self, spec: QueueSpec) -> UniqueBy | None:
-        """Return the unique key, besides the primary key, that an insert may conflict on."""
-        return None
-
-    # -- inserts -------------------------------------------------------------------------------------------------------
-
-    def normalize(self, spec: QueueSpec, row: dict[str, Any]) -> None:
-        """Convert values of a row, keyed by attribute name, to the form in which they are stored."""
-
-    def moment(self, spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-        """Return when a row with these values, keyed by attribute name, is first due; ``None`` if the values do not
-        determine it."""
-        return None
-
     # -- assignments ---------------------------------------------------------------------------------------------------
-
-    def claimed(self, spec: QueueSpec) -> list[Assignment]:
-        """Return the assignments of a claim."""
-        return []
-
-    def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
-        """Return the assignments to tasks that become final: to all, or to those that satisfy ``final``."""
-        return []
-
-    def goes_on(self, spec: QueueSpec, status: Status, stage: str | None) -> Criterion | None:
-        """Return the criterion of tasks that continue, in ``stage`` if given, instead of becoming final."""
-        return None
-
-    def moved(self, fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
-        """Return the assignments to tasks that continue, which satisfy ``lives``."""
-        return []
-
-    def rerun(self, fence: Fence, again: Criterion) -> list[Assignment]:
-        """Return the assignments to tasks that failed or were released, and were enqueued ``again`` while they ran."""
-        return []
-
-    def revived(self, spec: QueueSpec) -> list[Assignment]:
-        """Return the assignments that restore what a task lost when it became final."""
-        return []
 
     def redriven(self, spec: QueueSpec) -> list[Assignment]:
         """Return the additional assignments of a retry by an operator."""
@@ -273,57 +204,7 @@ class Kind:
         """
         return []
 
-    def placed(
-        self, spec: QueueSpec, names: Container[str], proposed: Proposed, kept: Criterion | None
-    ) -> list[Assignment]:
-        """Return the assignments that set where a row starts when an insert of columns ``names`` reactivates it.
-
-        Rows that satisfy ``kept`` stay where they are.
-        """
-        return []
-
-    def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
-        """Guard ``values`` about to be written to existing rows that may not accept them in their current state."""
-
-    # -- criteria ------------------------------------------------------------------------------------------------------
-
-    def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
-        """Return the column with the number of attempts before the current stage or run."""
-        return None
-
-    def unplanned(self, spec: QueueSpec) -> Criterion | None:
-        """Return the criterion of tasks whose status is ``available`` although they cannot be claimed yet."""
-        return None
-
     # -- operations ----------------------------------------------------------------------------------------------------
-
-    def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
-        """Postpone tasks that have just been claimed but must not run now; return their primary keys."""
-        return set()
-
-    def claim_together(
-        self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
-    ) -> ClaimTogether | None:
-        """Return an object that claims tasks, with ``take``, together with their slots; ``None`` if they need no
-        slots."""
-        return None
-
-    def renew(
-        self, fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool
-    ) -> tuple[set[Identity], FencedClaims]:
-        """Schedule the next runs of claimed tasks, and also write ``kept``.
-
-        If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
-        their rows, and the claims that remain to be settled.
-        """
-        return set(), fenced
-
-    def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
-        """Clean up after claims have been settled."""
-
-    def extend(self, fenced: FencedClaims, lease: timedelta) -> set[Identity]:
-        """Extend the leases of other rows that the claims hold; return the primary keys of claims that lost theirs."""
-        return set()
 
     def announces(self, spec: QueueSpec, how: str) -> bool:
         """Return whether settling tasks in this way can make other tasks claimable."""
@@ -353,50 +234,3 @@ def kinds_in(cls: type[Any]) -> tuple[Kind, ...]:
 def assigned(assignments: Iterable[Iterable[Assignment]]) -> list[Assignment]:
     """Return the assignments of several kinds in one list."""
     return [assignment for some in assignments for assignment in some]
-
-
-@cache
-def recurs(spec: QueueSpec) -> bool:
-    """Return whether tasks of the queue can have a next run."""
-    return any(kind.recurs for kind in kinds_of(spec))
-
-
-@cache
-def keeps_results(spec: QueueSpec) -> bool:
-    """Return whether the queue stores the results of its tasks."""
-    return any(kind.keeps_results for kind in kinds_of(spec))
-
-
-@cache
-def holding_slots(spec: QueueSpec) -> Kind | None:
-    """Return the kind whose running tasks hold slots, or ``None``."""
-    return next((kind for kind in kinds_of(spec) if kind.holds_slots), None)
-
-
-@cache
-def isolates_suspects(spec: QueueSpec) -> bool:
-    """Return whether workers isolate suspects of the queue, see :attr:`Kind.isolates_suspects`."""
-    return all(kind.isolates_suspects for kind in kinds_of(spec))
-
-
-def holds_tasks(spec: QueueSpec) -> bool:
-    """Return whether the queue's rows are tasks, see :attr:`Kind.holds_tasks`."""
-    return all(kind.holds_tasks for kind in kinds_of(spec))
-
-
-@cache
-def other_keys(spec: QueueSpec) -> tuple[UniqueBy, ...]:
-    """Return the unique keys, besides the primary key, that an insert may conflict on."""
-    ways = (kind.unique_by(spec) for kind in kinds_of(spec))
-    return tuple(way for way in ways if way is not None)
-
-
-def renewed(
-    fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool = False
-) -> tuple[set[Identity], FencedClaims]:
-    """Call :meth:`.Kind.renew` of all kinds."""
-    held = set[Identity]()
-    for kind in kinds_of(fenced.spec):
-        still, fenced = kind.renew(fenced, kept, spent=spent)
-        held |= still
-    return held, fenced

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Float, Integer, and_, bindparam, case, literal, literal_column, null, or_
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Float,
+    Integer,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    null,
+    or_,
+)
 
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ..sql.rows import Assignment, UniqueBy, is_held, is_held_by_worker, is_ready, raised, state, utcnow
 from .fence import TOKEN, Fence, stamp
-from .kind import Proposed, assigned, holds_tasks, kinds_of, other_keys
+from .kind import Proposed, assigned, kinds_of
 
 # -- state transitions: the assignments of claims and of settling -----------------------------------------------------
 #
@@ -39,7 +53,7 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None
 
 def claiming(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of a claim that depend on what the rows were before."""
-    return [*_claimed(spec), *taking_over(spec)]
+    return [*planned_run(spec), *taking_over(spec)]
 
 
 def taking_over(spec: QueueSpec) -> list[Assignment]:
@@ -48,7 +62,7 @@ def taking_over(spec: QueueSpec) -> list[Assignment]:
     That worker has most likely crashed.  The crash does not count as an attempt, because the task may not even have
     been started, but it makes the task a suspect.
     """
-    if not holds_tasks(spec):
+    if not spec.holds_tasks:
         return []
     crashed, crashes, budget = is_held_by_worker(spec), spec["crashes"], spec["max_attempts"]
     return [
@@ -74,40 +88,90 @@ def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
     return (*ending(spec, Status.COMPLETED), (column, bindparam(TOKEN, type_=column.type)), *stamp(spec, claimed_by))
 
 
+def planned_run(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignment of a claim that stores the planned time of a recurring task's run.
+
+    ``available_at`` changes to the end of the lease or the time of a retry.
+    """
+    if not spec.recurs:
+        return []
+    return [(spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"]))]
+
+
+def _planned_now(fence: Fence) -> list[Assignment]:
+    """Return :func:`planned_run` of a claim with ``lease=None``, which has not written it yet."""
+    return planned_run(fence.spec) if fence.only_locked else []
+
+
 def tries(fence: Fence) -> ColumnElement[int]:
     """Return the number of attempts in the task's current stage or run."""
-    before = earlier_attempts(fence.spec)
+    before = fence.spec.columns.get("attempts_before")
     return fence.attempt if before is None else fence.attempt - before
 
 
-def earlier_attempts(spec: QueueSpec) -> Column[int] | None:
-    """Return the column with the number of attempts before the current stage or run, if the queue has one."""
-    found = (kind.earlier_attempts(spec) for kind in kinds_of(spec))
-    return next((column for column in found if column is not None), None)
-
-
 def lives_on(fence: Fence, status: Status, stage: str | None = None) -> Criterion | None:
-    """Return the criterion of tasks that continue instead of ending as ``status``; ``None`` if none does."""
+    """Return the criterion of tasks that continue instead of ending as ``status``; ``None`` if none does.
+
+    A task continues if it was enqueued again while it ran, or moves to the next stage, or to ``stage``.
+    """
+    spec = fence.spec
     if status is Status.CANCELLED:
         return None
-    ways = [kind.goes_on(fence.spec, status, stage) for kind in kinds_of(fence.spec)]
-    if stage is None:
-        ways.insert(0, fence.runs_again)
-    found = [way for way in ways if way is not None]
-    return or_(*found) if found else None
+    if stage is not None:
+        return spec["stage"].is_not(None)  # always true, in a form that every engine accepts in a CASE
+    ways = [] if fence.runs_again is None else [fence.runs_again]
+    if status is Status.COMPLETED and len(spec.options.stages) > 1:
+        ways.append(spec["stage"].in_(list(next_stages(spec))))
+    return or_(*ways) if ways else None
 
 
-def _claimed(spec: QueueSpec) -> list[Assignment]:
-    return assigned(kind.claimed(spec) for kind in kinds_of(spec))
+def next_stages(spec: QueueSpec) -> dict[str, str]:
+    """Map each stage to the next one; the last stage is not a key."""
+    return dict(pairwise(spec.options.stages))
 
 
-def _claimed_now(fence: Fence) -> list[Assignment]:
-    """Return the kinds' claim assignments that a claim with ``lease=None`` has not made yet."""
-    return _claimed(fence.spec) if fence.only_locked else []
+def _moved(fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
+    """Return the assignments that move tasks that continue, which satisfy ``lives``, to the given or the next stage.
+
+    A task that was enqueued again while it ran is already at the stage where its next run starts.
+    """
+    spec, again = fence.spec, fence.runs_again
+    if not spec.has_stages:
+        return []
+    on: ColumnElement[str] = spec["stage"]
+    if stage is not None:
+        on = literal(stage, spec["stage"].type)
+    elif len(spec.options.stages) > 1:
+        # with the column's type: a plain string literal would lose characters on SQL Server
+        moves = ([literal(each, on.type) for each in move] for move in next_stages(spec).items())
+        on = case(*((before, after) for before, after in moves), value=on, else_=on)
+    stays = [] if again is None else [(again, spec["stage"])]
+    forgotten: list[Assignment] = [(spec["error"], case((lives, null()), else_=spec["error"]))]
+    return [
+        *(() if failed else forgotten),
+        (spec["attempts_before"], case((lives, fence.attempt), else_=spec["attempts_before"])),
+        (spec["stage"], case(*stays, (lives, on), else_=spec["stage"])),
+    ]
 
 
-def _ended(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
-    return assigned(kind.ended(spec, final) for kind in kinds_of(spec))
+def freed_key(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
+    """Return the assignments that free the unique keys of tasks that become final: of all, or of those that satisfy
+    ``final``.  The key is stored as the former key."""
+    if not spec.has_unique_keys:
+        return []
+    key, former = spec["unique_key"], spec["former_key"]
+    kept = func.coalesce(key, former)
+    if final is None:
+        return [(former, kept), (key, null())]
+    return [(former, case((final, kept), else_=former)), (key, case((final, null()), else_=key))]
+
+
+def restored_key(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignments that restore the unique keys that tasks lost when they became final."""
+    if not spec.has_unique_keys:
+        return []
+    key, former = spec["unique_key"], spec["former_key"]
+    return [(key, func.coalesce(key, former)), (former, null())]
 
 
 def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
@@ -116,7 +180,7 @@ def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
     A dead letter keeps its number of crashes.
     """
     return [
-        *_ended(spec),
+        *freed_key(spec),
         *([] if status is Status.DISCARDED else [clearing(spec)]),
         (spec["status"], state(status)),
         (spec["available_at"], utcnow()),
@@ -134,14 +198,14 @@ def finishing(fence: Fence, status: Status, *, stage: str | None = None, error: 
     if lives is None:
         return [*ending(spec, status), *told, *fence.written()]
     return [
-        *_ended(spec, ~lives),
+        *freed_key(spec, ~lives),
         (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
         (spec["max_attempts"], case((lives, fence.fresh_budget), else_=spec["max_attempts"])),
         clearing(spec) if status is not Status.DISCARDED else clearing(spec, lives),
         *told,
-        *assigned(kind.moved(fence, lives, stage, failed=error is not None) for kind in kinds_of(spec)),
+        *_moved(fence, lives, stage, failed=error is not None),
         *fence.written(),
     ]
 
@@ -156,8 +220,8 @@ def failing(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
     fresh = [] if again is None else [(again, state(Status.AVAILABLE))]
     lives = more if again is None else or_(more, again)
     return [
-        *_claimed_now(fence),
-        *_ended(spec, ~lives),
+        *_planned_now(fence),
+        *freed_key(spec, ~lives),
         clearing(spec),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
@@ -173,10 +237,11 @@ def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
     spec, again = fence.spec, fence.runs_again
     if again is None:
         return []
-    return [
-        (spec["max_attempts"], case((again, fence.fresh_budget), else_=budget)),
-        *assigned(kind.rerun(fence, again) for kind in kinds_of(spec)),
-    ]
+    values: list[Assignment] = [(spec["max_attempts"], case((again, fence.fresh_budget), else_=budget))]
+    before = spec.columns.get("attempts_before")
+    if before is not None:
+        values.append((before, case((again, fence.attempt), else_=before)))
+    return values
 
 
 def handing_back(fence: Fence, delay: timedelta | None) -> list[Assignment]:
@@ -219,7 +284,7 @@ def _unsettled(
 ) -> list[Assignment]:
     spec = fence.spec
     back: list[Assignment] = [
-        *_claimed_now(fence),
+        *_planned_now(fence),
         (spec["crashes"], crashes),
         (spec["status"], state(status)),
         (spec["available_at"], moment),
@@ -259,9 +324,8 @@ def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, reru
     A running row continues its run; ``rerun`` clears its ``claimed_at``, which makes completion run it again.
     """
     names = set(given)
-    kinds = kinds_of(spec)
-    own = {"status", "available_at", "max_attempts", *(kind.placed_by for kind in kinds if kind.placed_by)}
-    queue = {spec[role].name for role in own}
+    own = ("status", "available_at", "max_attempts", "stage")
+    queue = {spec[role].name for role in own if role in spec.columns}
     running, moves = is_held(spec), spec["available_at"].name in names
     # an available task keeps its position, unless the insert sets it
     stays = or_(running, is_ready(spec)) if rerun and not moves else running
@@ -278,7 +342,7 @@ def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, reru
         (spec["finished_at"], null()),
         (spec["max_attempts"], case((running, spec["max_attempts"]), else_=attempts)),
         *_from_the_start(spec, names, running),
-        *assigned(kind.placed(spec, names, proposed, None if rerun else running) for kind in kinds),
+        *_placed(spec, names, proposed, None if rerun else running),
         (spec["status"], case((stays, spec["status"]), else_=status)),
     ]
 
@@ -296,33 +360,45 @@ def guarded(assignments: Iterable[Assignment], version: Column[Any], proposed: P
 
 
 def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
-    """Return assignments of ``values`` to existing rows, guarded where a row cannot take them in its current state."""
+    """Return assignments of ``values`` to existing rows, guarded where a row cannot take them in its current state.
+
+    The limit key of a running task stays: the task holds one of the key's slots.
+    """
     given = dict(values)
-    for kind in kinds_of(spec):
-        kind.overwritten(spec, given)
+    key = spec.columns.get("limit_key")
+    if key is not None and key in given:
+        given[key] = case((is_held(spec), key), else_=given[key])
     return list(given.items())
+
+
+def _placed(spec: QueueSpec, names: Container[str], proposed: Proposed, kept: Criterion | None) -> list[Assignment]:
+    """Return the assignment of the first stage, or of the one that an insert of columns ``names`` sets, to a row that
+    it reactivates.  Rows that satisfy ``kept`` stay where they are.
+
+    Assigned at once even if the task is running and runs again: however this run ends, the next one starts there.
+    """
+    if not spec.has_stages:
+        return []
+    stage = spec["stage"]
+    first = proposed(stage.name) if stage.name in names else literal(spec.options.stages[0], stage.type)
+    return [(stage, first if kept is None else case((kept, stage), else_=first))]
 
 
 def _from_the_start(spec: QueueSpec, names: Container[str], running: Criterion) -> list[Assignment]:
     """Return the kinds' assignments to a reactivated row, except to columns that the insert sets."""
     begin = [
-        *revived(spec),
+        *restored_key(spec),
         clearing(spec, ~running),
         *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
     ]
     return [(column, value) for column, value in begin if column.name not in names]
 
 
-def revived(spec: QueueSpec) -> list[Assignment]:
-    """Return the assignments that restore what tasks lost when they became final."""
-    return assigned(kind.revived(spec) for kind in kinds_of(spec))
-
-
 def redriving(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of :func:`.retry`: available now, with all attempts, and with its former key."""
     budget = fresh_budget(spec)
     return [
-        *revived(spec),
+        *restored_key(spec),
         *assigned(kind.redriven(spec) for kind in kinds_of(spec)),
         clearing(spec),
         (spec["status"], state(Status.AVAILABLE)),
@@ -333,12 +409,18 @@ def redriving(spec: QueueSpec) -> list[Assignment]:
 
 
 def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> tuple[UniqueBy, ...]:
-    """Return the keys that ``row`` may conflict on: the primary key and other unique keys, as far as it sets them."""
+    """Return the keys that ``row`` may conflict on: the primary key and the unique key, as far as it sets them."""
     by_key = [_by_primary_key(spec)] if all(column.name in row for column in spec.primary_key) else []
-    given = (by for by in other_keys(spec) if all(row.get(column.name) is not None for column in by.columns))
-    return (*by_key, *given)
+    if spec.has_unique_keys and row.get(spec["unique_key"].name) is not None:
+        by_key.append(_by_unique_key(spec))
+    return tuple(by_key)
 
 
 @cache
 def _by_primary_key(spec: QueueSpec) -> UniqueBy:
     return UniqueBy(spec.primary_key)
+
+
+@cache
+def _by_unique_key(spec: QueueSpec) -> UniqueBy:
+    return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))

@@ -34,6 +34,7 @@ from .._support.errors import ArgumentError, ConfigurationError
 from ..dialects import adapter_for, error_type, index_options, text_type, timestamp_type
 from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kinds_of
 from ..queue.options import QueueOptions, Status
+from ..queue.schedules import parse
 from ..queue.spec import Criterion, QueueSpec
 from ..sql.rows import aware, is_available, is_due, utcdefault, utcinsertion, utcnow
 
@@ -408,7 +409,7 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Schedule a task that has an ``available_at``, given or from its schedule; called before an insert."""
     spec: QueueSpec = task.__queue_spec__
     status, available_at = spec.attributes["status"], spec.attributes["available_at"]
-    if getattr(task, available_at, None) is None and kinds_of(spec):
+    if getattr(task, available_at, None) is None and spec.recurs:
         first = first_moment(spec, instance_state(task).dict, lambda: _now(task, spec))
         if first is not None:
             setattr(task, available_at, first)
@@ -427,9 +428,9 @@ def _now(task: Any, spec: QueueSpec) -> datetime:
 
 
 def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-    """Return the time from which a task with these ``values``, by attribute, is first due, if a kind determines it."""
-    moments = (kind.moment(spec, values, now) for kind in kinds_of(spec))
-    return next((moment for moment in moments if moment is not None), None)
+    """Return the time from which a task with these ``values``, by attribute, is first due, if it has a schedule."""
+    schedule = values.get(spec.attributes["schedule"]) if spec.recurs else None
+    return None if schedule is None else parse(schedule).after(now())
 
 
 # -- the mixin that turns a model into a queue; the mixins of all kinds derive from it --------------------------------

@@ -13,8 +13,9 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 from .._support import checks
 from .._support.checks import count
 from ..dialects.base import Adapter
+from ..kinds.limits import Slots
+from ..kinds.recurring import schedule_next_runs
 from ..lifecycle.fence import Fence, FencedClaims
-from ..lifecycle.kind import holding_slots, kinds_of, recurs, renewed
 from ..lifecycle.transitions import ending, finishing
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
@@ -174,7 +175,7 @@ def _end_limited(
 
 def end_all(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
     """End the chosen tasks, free the slots that they hold, and record the attempts that this ends."""
-    if holding_slots(spec) is None and history_of(spec.table.metadata) is None:
+    if not spec.is_limited and history_of(spec.table.metadata) is None:
         return change(session, spec, chosen, values)
     waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
     # some of these may have returned to waiting since
@@ -197,8 +198,8 @@ def _end_running(session: Session, spec: QueueSpec, chosen: Criterion, values: S
         changed = end(some, and_(chosen, is_held(spec)))
         if changed:
             claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, changed))
-            for kind in kinds_of(spec):
-                kind.settled(adapter, session, spec, claims)
+            if spec.is_limited:
+                Slots(session, adapter, spec).free(claims)
             record(adapter, session, claims, told)
         rest = set(some).difference(changed)  # these may have returned to waiting
         ended += len(changed) + (len(end(list(rest), chosen)) if rest else 0)
@@ -218,7 +219,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     spec = spec_of(entity)
     session = session_of(session)
     values = finishing(Fence(spec=spec), Status.DISCARDED, error=CRASHED)
-    if recurs(spec):
+    if spec.recurs:
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
     discard = partial(end_all, session, spec, values=values, told=Told(AttemptOutcome.CRASHED, CRASHED))
@@ -248,7 +249,8 @@ def _renew_crashed(
     if not keys:
         return 0
     claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
-    mine, others = renewed(FencedClaims(adapter, session, Fence(spec=spec), claims), [(spec["error"], CRASHED)])
+    fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
+    mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
     others.write(values)
     record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)

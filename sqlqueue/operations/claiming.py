@@ -23,8 +23,9 @@ from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
 from ..dialects.parts.claims import Taking
 from ..dialects.parts.rows import Parameters
+from ..kinds.limits import LimitedClaim
+from ..kinds.recurring import skip_runs
 from ..lifecycle.fence import TOKEN, Fence, FencedClaims
-from ..lifecycle.kind import holding_slots, kinds_of, recurs
 from ..lifecycle.transitions import taking, taking_over
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_NAME, T
@@ -284,9 +285,9 @@ def claim_matching(
     query = scoped(session, query)
     until = query.spec.options.lease if lease == "default" else lease
     claimer = Claimer(claimer_name(claimed_by), until, tokens)
-    if holding_slots(query.spec) is None:
-        return _claim_due(session, query, limit, claimer)
-    return _claim_together(session, query, limit, claimer, holds=holds or until is None)
+    if query.spec.is_limited:
+        return _claim_with_slots(session, query, limit, claimer, holds=holds or until is None)
+    return _claim_due(session, query, limit, claimer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ class Claimer:
 
 
 def _claim_due(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
-    if recurs(query.spec):
+    if query.spec.recurs:
         return _claim_runs(session, query, limit, claimer)
     return _hold(session, query, limit, claimer)
 
@@ -313,7 +314,7 @@ def _claim_runs(session: Session, query: ClaimQuery, limit: int, claimer: Claime
         tasks = _hold(session, query, limit - len(kept), claimer)
         fence = Fence(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
         fenced = FencedClaims(open_(session, spec), session, fence, [claim_of(task) for task in tasks])
-        skipped = set().union(*(kind.skip(fenced, tasks) for kind in kinds_of(spec)))
+        skipped = skip_runs(fenced, tasks)
         kept += [task for task in tasks if spec.identity_of(task) not in skipped]
         for task in tasks:
             if spec.identity_of(task) in skipped:
@@ -379,31 +380,27 @@ def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
     return bool(status == Status.RUNNING and token < 0)
 
 
-def _claim_together(session: Session, query: ClaimQuery, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
+def _claim_with_slots(session: Session, query: ClaimQuery, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
     """Claim tasks together with the slots that they need."""
-    adapter, spec = open_to_claim(session, query.spec, holds=holds), query.spec
-    taking_some = TakingSome(session, query, claimer)
-    (together,) = filter(
-        None, (kind.claim_together(adapter, session, spec, taking_some, claimer.lease) for kind in kinds_of(spec))
-    )
-    return together.claim(query.where, query.order, limit)
+    adapter = open_to_claim(session, query.spec, holds=holds)
+    return limited_claim(session, adapter, query, claimer).claim(query.where, query.order, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class TakingSome:
-    """Claims those tasks of a query that also satisfy further criteria."""
+def limited_claim(session: Session, adapter: Adapter, query: ClaimQuery, claimer: Claimer) -> LimitedClaim:
+    """Return a claim of tasks with slots that claims, among the tasks of ``query``, as :func:`claim_many` does."""
 
-    session: Session
-    query: ClaimQuery
-    claimer: Claimer
-
-    def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(self.session, self.query.narrowed(where, named=named), limit, self.claimer)
+    def claim_some(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = _claim_due(session, query.narrowed(where, named=named), limit, claimer)
         return [(task, claim_of(task)) for task in tasks]
 
-    @property
-    def is_over(self) -> bool:
-        return self.claimer.patience.is_over
+    return LimitedClaim(
+        session,
+        adapter,
+        query.spec,
+        claim_some,
+        is_over=lambda: claimer.patience.is_over,
+        lease=claimer.lease,
+    )
 
 
 # -- claims from several parts of a queue in fair shares --------------------------------------------------------------

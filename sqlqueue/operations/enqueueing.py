@@ -17,7 +17,6 @@ from sqlalchemy.types import TypeEngine
 from .._support.checks import duration
 from .._support.errors import ArgumentError
 from ..dialects.base import Adapter
-from ..lifecycle.kind import kinds_of
 from ..model.declaration import QueueMixin, first_moment
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
@@ -238,7 +237,7 @@ def _enqueue_rows(
     if options.on_conflict != "raise":
         adapter.inserts.check_blanks(spec, rows)
     fixed = _delayed(spec, options.delay)
-    if kinds_of(spec) and not fixed:
+    if spec.recurs and not fixed:
         _plan(session, adapter, spec, rows)
     if options.copy or options.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
@@ -307,7 +306,7 @@ def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
 
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
-    """Schedule rows without ``available_at`` whose kind computes a first run, such as from a ``schedule``."""
+    """Schedule rows without ``available_at`` with a ``schedule``, which has a first run."""
     now = cache(lambda: adapter.rows.execute(session, spec, select(utcnow())).scalar_one())
     moment, status = spec.attributes["available_at"], spec.attributes["status"]
     for row in rows:

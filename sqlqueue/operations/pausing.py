@@ -15,8 +15,7 @@ from .._support import checks
 from .._support.errors import ArgumentError
 from .._support.texts import error_text
 from ..dialects.base import Adapter
-from ..kinds.columns import LONGEST_TOPIC, TOPICS
-from ..lifecycle.kind import kinds_of
+from ..kinds.columns import LONGEST_TOPIC
 from ..model.companions import PauseMixin, missing_companion, pause_table
 from ..model.declaration import LONGEST_NAME, QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
@@ -134,7 +133,7 @@ def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     """Return the topics of this queue among ``keys``, as ``pause`` stored them."""
     prefix = f"{spec.table.fullname}:"
     found = sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    return found if TOPICS in kinds_of(spec) else []
+    return found if spec.has_topics else []
 
 
 def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
@@ -148,7 +147,7 @@ def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tupl
 def _key(spec: QueueSpec, topic: str | None) -> str:
     if topic is None:
         return spec.table.fullname
-    if TOPICS not in kinds_of(spec):
+    if not spec.has_topics:
         raise ArgumentError(
             f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause the whole queue"
         )

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import DuplicateTaskError
 from .._support.texts import key_text, logger_of
-from ..lifecycle.kind import other_keys, recurs
 from ..lifecycle.transitions import redriving, replacing
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
@@ -75,7 +74,7 @@ def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
 def _anew(session: Session, spec: QueueSpec, chosen: Criterion) -> Iterator[Step]:
     again = replacing(spec, (), lambda _: null(), rerun=False)
     begin = partial(change, session, spec, assignments=again)
-    if not recurs(spec):
+    if not spec.recurs:
         yield chosen, begin
         return
     for text in schedules(session, spec, chosen):
@@ -103,7 +102,7 @@ def _reactivate(
             taken.extend(left)
         return changed
 
-    has_keys = bool(other_keys(spec))
+    has_keys = spec.has_unique_keys
     free = ~_is_taken(spec) if has_keys else None
     changed = limited(session, spec, criterion, limit, reactivate, among=among, free=free)
     if has_keys and limit is not None and changed < limit:  # the others were not even tried
@@ -125,7 +124,7 @@ def _with_free_keys(
     If there are such rows, those whose ``unique_key`` is seen to be taken are left out.  If two of the others have the
     same key, or another transaction takes one meanwhile, each half is tried by itself.
     """
-    if not other_keys(spec):
+    if not spec.has_unique_keys:
         return step(criterion), []
     adapter = open_(session, spec, Access.CHANGE)
     try:

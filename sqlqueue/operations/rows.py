@@ -12,9 +12,9 @@ from sqlalchemy.orm.attributes import get_history, instance_state, set_committed
 from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
 
 from .._support.errors import ArgumentError
-from ..lifecycle.kind import kinds_of, other_keys, recurs
 from ..model.declaration import check_status, check_values, is_given
 from ..queue.options import Status
+from ..queue.schedules import text_of
 from ..queue.spec import QueueSpec
 from ..sql.rows import aware
 
@@ -77,7 +77,7 @@ def _changes_of(spec: QueueSpec, task: Any) -> Row:
         if get_history(task, prop.key, PASSIVE_NO_INITIALIZE).has_changes()
     ]
     row = {name: given[name] for name in names} | key_of(spec, task)
-    if recurs(spec):
+    if spec.recurs:
         row[spec.attributes["schedule"]] = getattr(task, spec.attributes["schedule"])
     return row
 
@@ -259,8 +259,10 @@ def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
     if not spec.column_names.keys() >= row.keys():
         unknown = ", ".join(sorted(map(str, row.keys() - spec.column_names.keys())))
         raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
-    for kind in kinds_of(spec):
-        kind.normalize(spec, row)
+    if spec.recurs:
+        schedule = spec.attributes["schedule"]
+        if row.get(schedule) is not None:
+            row[schedule] = text_of(row[schedule])
     check_values(spec, row)
     check_status(spec, row)
 
@@ -274,7 +276,7 @@ def check_delay(spec: QueueSpec, number: int, row: Row) -> None:
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
     key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
-    if key.issubset(row) or other_keys(spec):
+    if key.issubset(row) or spec.has_unique_keys:
         return
     needed = ", ".join(sorted(key))
     raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} needs the primary key: give {needed}")

@@ -17,7 +17,7 @@ from .._support.texts import logger_of
 from ..dialects.base import Adapter
 from ..kinds import RecurringMixin
 from ..kinds.recurring import planning, stopping
-from ..lifecycle.kind import kinds_of, other_keys, recurs
+from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import overwriting
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
@@ -106,7 +106,7 @@ def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
 def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
     """Return a model's queue; raise :class:`.ArgumentError` if its tasks cannot recur."""
     spec = spec_of(entity)
-    if not recurs(spec):
+    if not spec.recurs:
         raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")
     return spec
 
@@ -197,7 +197,7 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
 
 def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
     """Return the columns of the first key that all rows give."""
-    others = [way.columns for way in other_keys(spec)]
+    others = [(spec["unique_key"],)] if spec.has_unique_keys else []
     ways = [spec.primary_key, *others]
     if not rows:
         return ways[-1]

@@ -20,11 +20,12 @@ from .._support.checks import check_json, duration
 from .._support.errors import ArgumentError, Claim, ClaimLostError, IllegalTransitionError
 from .._support.texts import ascii_text, error_text
 from ..dialects.base import Adapter
+from ..kinds.limits import Slots
+from ..kinds.recurring import schedule_next_runs
 from ..lifecycle.fence import Fence, FencedClaims
-from ..lifecycle.kind import holding_slots, keeps_results, kinds_of, other_keys, recurs, renewed
+from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
     abandoned,
-    earlier_attempts,
     extending,
     failing,
     finishing,
@@ -91,7 +92,7 @@ def _claimed(fence: Fence, shown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a claim with ``lease=None``, which its settlement writes."""
     if not fence.only_locked:
         return {}
-    planned = {"scheduled_for": UNKNOWN} if recurs(fence.spec) else {}
+    planned = {"scheduled_for": UNKNOWN} if fence.spec.recurs else {}
     return {"claimed_by": fence.claimed_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
 
 
@@ -128,7 +129,7 @@ class Completing(Settlement):
         spec = fenced.spec
         self._check(spec)
         like = (self.how, self.stage) if self.result is None else None
-        going_on, fenced = renewed(fenced, [(spec["error"], null()), *self._kept(spec)])
+        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], null()), *self._kept(spec)])
         if spec.options.on_complete == "keep":
             return going_on | fenced.update(self.assignments, like=like)
         lives = lives_on(fenced.fence, Status.COMPLETED, self.stage)
@@ -139,7 +140,7 @@ class Completing(Settlement):
         return going_on | gone | fenced.without(gone).update(self.assignments, like=like, only=lives)
 
     def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        if earlier_attempts(fence.spec) is not None:
+        if "attempts_before" in fence.spec.columns:
             return None  # it may have a next stage or run
         result = {} if self.result is None else {"result": UNKNOWN}  # as JSON returns it
         return _ended(fence, shown, Status.COMPLETED) | result
@@ -148,7 +149,7 @@ class Completing(Settlement):
         return [] if self.result is None else [(spec["result"], self.result)]
 
     def _check(self, spec: QueueSpec) -> None:
-        if self.result is not None and not keeps_results(spec):
+        if self.result is not None and not spec.keeps_results:
             raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
         if self.stage is not None and self.stage not in spec.options.stages:
             stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
@@ -193,7 +194,7 @@ class Failing(Settlement):
         """Schedule the next run of recurring tasks without attempts left; retry or discard the others."""
         spec = fenced.spec
         given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
-        going_on, fenced = renewed(fenced, [(spec["error"], self.text)], spent=not given_up)
+        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], self.text)], spent=not given_up)
         informed = replace(self, last={*self.last, *_last(fenced)})
         return going_on | fenced.update(informed.assignments)
 
@@ -205,7 +206,7 @@ class Failing(Settlement):
         if not is_given_up and shown["attempt"] < shown["max_attempts"]:
             waiting = {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": self.text}
             return waiting | _claimed(fence, shown)
-        if recurs(spec):
+        if spec.recurs:
             return None
         # a failure after the last attempt clears the suspicion, which giving up at once does not
         crashes = {} if is_given_up else {"crashes": 0}
@@ -227,7 +228,7 @@ def _last(fenced: FencedClaims) -> Iterator[Claim]:
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
     """Return the attempt numbers that need a delay.  Numbers beyond the last use the last one's delay."""
     attempts = sorted({claim.attempt for claim in claims})
-    if earlier_attempts(spec) is None or not attempts:
+    if "attempts_before" not in spec.columns or not attempts:
         return attempts
     return range(1, min(attempts[-1], max(1, spec.options.max_attempts - 1)) + 1)
 
@@ -349,11 +350,11 @@ class DiscardingCrashed(Discarding):
     outcome = AttemptOutcome.CRASHED
 
     def apply(self, fenced: FencedClaims) -> set[Identity]:
-        going_on, fenced = renewed(fenced, [(fenced.spec["error"], self.text)])
+        going_on, fenced = schedule_next_runs(fenced, [(fenced.spec["error"], self.text)])
         return going_on | super().apply(fenced)
 
     def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return None if recurs(fence.spec) else super().shows(fence, shown)
+        return None if fence.spec.recurs else super().shows(fence, shown)
 
 
 @dataclass(frozen=True)
@@ -394,9 +395,11 @@ class Extending(Settlement):
 
     def apply(self, fenced: FencedClaims) -> set[Identity]:
         kept = super().apply(fenced)
-        for kind in kinds_of(fenced.spec) if kept else ():
-            mine = fenced.of([claim for claim in fenced.claims if claim.identity in kept])
-            kept -= kind.extend(mine, self.lease or fenced.spec.options.lease)
+        if kept and fenced.spec.is_limited:
+            mine = [claim for claim in fenced.claims if claim.identity in kept]
+            slots = Slots(fenced.session, fenced.adapter, fenced.spec)
+            lost = slots.extend(mine, self.lease or fenced.spec.options.lease, waits=fenced.fence.waits)
+            kept -= {claim.identity for claim in lost}
         return kept
 
 
@@ -614,7 +617,7 @@ def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, wai
 
 def _open(session: Session, spec: QueueSpec, *, waits: bool = True) -> Adapter:
     # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
-    meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
+    meets = Access.CHANGE if spec.is_limited else Access.READ
     return open_(session, spec, meets if waits else Access.CLAIM)
 
 
@@ -630,10 +633,10 @@ def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:
         if history is not None:
             held = [claim for claim in some if claim.identity in kept]
             record(adapter, fenced.session, held, settlement.told(history.options))
-    for kind in kinds_of(spec) if settlement.how is not None else ():
+    if spec.is_limited and settlement.how is not None:
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
         done = claims if fenced.fence.waits else [claim for claim in claims if claim not in lost]
-        kind.settled(adapter, fenced.session, spec, done)
+        Slots(fenced.session, adapter, spec).free(done)
     return lost
 
 
@@ -652,7 +655,7 @@ def _is_news(spec: QueueSpec, how: str | None) -> bool:
 
 def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
     """Return whether one of the tasks was enqueued again while it ran.  Only queues with ``unique_key`` are checked."""
-    if how not in ("completed", "failed", "discarded") or not other_keys(spec):
+    if how not in ("completed", "failed", "discarded") or not spec.has_unique_keys:
         return False
     keys = [hold.claim.identity for hold, _ in holds]
     available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))

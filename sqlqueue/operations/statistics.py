@@ -30,7 +30,7 @@ from sqlalchemy.sql.elements import SQLCoreOperations
 from .._support.checks import count
 from .._support.errors import ArgumentError
 from ..dialects.base import Adapter
-from ..lifecycle.kind import kinds_of
+from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
@@ -70,8 +70,7 @@ def waits(spec: QueueSpec) -> Criterion:
     """Return the criterion of rows whose status is ``available`` by default, as other programs insert them, but that
     cannot be claimed yet.
     """
-    others = (kind.unplanned(spec) for kind in kinds_of(spec))
-    return or_(is_early(spec), *(criterion for criterion in others if criterion is not None))
+    return or_(is_early(spec), is_unplanned(spec)) if spec.recurs else is_early(spec)
 
 
 def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:

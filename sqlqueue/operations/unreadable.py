@@ -17,8 +17,7 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
-from ..lifecycle.kind import recurs
-from ..lifecycle.transitions import claiming, earlier_attempts, ending, revived
+from ..lifecycle.transitions import claiming, ending, restored_key
 from ..model.companions import history_of
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import delay_after
@@ -123,7 +122,7 @@ def _aside(spec: QueueSpec, error: Exception, before: str | None) -> _Aside:
     reason = UNREADABLE + brief(error_text(error))
     if times <= MOST:
         return _Aside(f"{reason} ({times} of {MOST})", delay_after(spec.options.retry, times, spec.entity.__name__))
-    if recurs(spec):  # another run follows
+    if spec.recurs:  # another run follows
         return _Aside(f"{reason} ({MOST} of {MOST})", delay_after(spec.options.retry, MOST, spec.entity.__name__))
     return _Aside(f"{reason} (given up after {MOST} times)", None)
 
@@ -142,7 +141,7 @@ def _write(
         (spec["claimed_at"], null()),
     ]
     if claimed:
-        counts = (spec["max_attempts"], earlier_attempts(spec))
+        counts = (spec["max_attempts"], spec.columns.get("attempts_before"))
         values += [(column, raised(column)) for column in counts if column is not None]
     else:
         values += claiming(spec)
@@ -150,7 +149,7 @@ def _write(
         values += ending(spec, Status.DISCARDED)
     else:
         values += [
-            *revived(spec),  # consuming has made it final
+            *restored_key(spec),  # consuming has made it final
             (spec["status"], state(Status.SCHEDULED)),
             (spec["available_at"], utcnow(aside.delay)),
             (spec["finished_at"], null()),

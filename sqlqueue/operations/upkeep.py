@@ -15,9 +15,8 @@ from .._support.checks import count
 from .._support.errors import Claim, WorkerTokens
 from .._support.processes import exit_text
 from ..dialects.base import Adapter
+from ..kinds.limits import Slots
 from ..lifecycle.fence import Fence, FencedClaims
-from ..lifecycle.kind import kinds_of, recurs
-from ..lifecycle.transitions import earlier_attempts
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
@@ -310,9 +309,9 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     spec = spec_of(entity)
     adapter = open_(session, spec)
     pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
-    column = earlier_attempts(spec)
+    column = spec.columns.get("attempts_before")
     before = literal_column("0") if column is None else column
-    schedule = spec["schedule"] if recurs(spec) else null()
+    schedule = spec["schedule"] if spec.recurs else null()
     read = pick.select(*spec.primary_key, before, spec["attempt"], schedule).limit(limit)
     rows: Any = adapter.rows.execute(session, spec, read)
     return [
@@ -344,10 +343,9 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     rest = settle_some(session, claims, Extending(lease), waits=False)
     still = still_held(session, rest)
     spec = spec_of(claims[0].entity)
-    for kind in kinds_of(spec) if still else ():
+    if still and spec.is_limited:
         mine = [claim for claim in rest if claim in still]
-        lost = kind.extend(FencedClaims(open_(session, spec), session, Fence(spec=spec, waits=False), mine), lease)
-        still = {claim for claim in still if claim.identity not in lost}
+        still -= set(Slots(session, open_(session, spec), spec).extend(mine, lease, waits=False))
     return [claim for claim in rest if claim not in still]
 
 

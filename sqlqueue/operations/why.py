@@ -14,7 +14,7 @@ from .._support.engines import has_one_connection, separate_session
 from .._support.errors import Claim
 from .._support.texts import error_text, key_text
 from ..dialects.base import Adapter
-from ..lifecycle.kind import Cause, Reason, SeenTask, isolates_suspects, kinds_of, moment_text
+from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
@@ -184,7 +184,7 @@ def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
 def _suspicion(seen: SeenTask) -> Iterator[Reason]:
     """Yield a reason if the task may have crashed a process, so that workers do not run it alongside others."""
     crashes, most = seen.values["crashes"], seen.spec.options.max_crashes
-    if not crashes or not isolates_suspects(seen.spec):
+    if not crashes or not seen.spec.isolates_suspects:
         return
     is_running = seen.values["status"] == Status.RUNNING and seen.values["available_at"] > seen.now
     if is_running:

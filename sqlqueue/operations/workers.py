@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from .._support.checks import at_once, count
 from ..diagnostics.check import LIVE, Target, specs_of
 from ..dialects.base import Adapter
-from ..lifecycle.kind import holds_tasks
 from ..model.companions import WorkerMixin, missing_companion, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
@@ -213,7 +212,7 @@ def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
     if worker_table(specs[0].table.metadata) is None:
         return []
     live = [handler.queue for each in workers(session, target, limit=None) if each.is_live for handler in each.handlers]
-    return [spec.entity for spec in specs if holds_tasks(spec) and spec.table.fullname not in live]
+    return [spec.entity for spec in specs if spec.holds_tasks and spec.table.fullname not in live]
 
 
 def drain_workers(session: AnySession, target: Target, worker: str | None = None) -> int:

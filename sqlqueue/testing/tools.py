@@ -19,7 +19,6 @@ from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundErro
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
 from ..functions.functions import J
-from ..lifecycle.kind import keeps_results
 from ..model.declaration import QueueMixin, T
 from ..operations.paging import Damaged, find_all
 from ..queue.options import Status
@@ -339,7 +338,7 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
             result = await_only(result)
         elif handler.is_coroutine:
             result = asyncio.run(cast("Coroutine[Any, Any, object]", result))
-        return result if keeps_results(handler.spec) else None
+        return result if handler.spec.keeps_results else None
     finally:
         current.reset(token)
 

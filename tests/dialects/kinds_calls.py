@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
-from sqlqueue.kinds.limits import LimitedClaim, create_slots
+from sqlqueue.kinds.limits import create_slots
 from sqlqueue.model.companions import worker_table
-from sqlqueue.operations.claiming import Claimer, ClaimQuery, TakingSome, _claim_due
+from sqlqueue.operations.claiming import Claimer, ClaimQuery, _claim_due, limited_claim
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
@@ -65,8 +65,8 @@ def limited() -> Iterator[tuple[str, Call]]:
 def _claim_candidates(session: QueueSession) -> None:
     """Send the later statements of a claim that has found tasks with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
-    take = TakingSome(session, ClaimQuery(spec), Claimer("claimer", MINUTE))
-    LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())
+    claim = limited_claim(session, adapter, ClaimQuery(spec), Claimer("claimer", MINUTE))
+    claim._claim({(1,): "x", (2,): None}, ())
 
 
 def outbox() -> Iterator[tuple[str, Call]]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from sqlalchemy import (
@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql.keys import seek_by_key
-from sqlqueue.kinds.limits import LimitedClaim
+from sqlqueue.operations.claiming import Claimer, ClaimQuery, limited_claim
 from sqlqueue.sql.rows import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
@@ -221,13 +221,13 @@ def test_claims_are_compared_with_tables_of_values_for_composite_keys_only(sent:
 def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
     """That costs two statements."""
     engine, log = recording_engine(*ENGINES["mssql"])
-    spec, take = Visit.__queue_spec__, cast("Any", None)
+    query = ClaimQuery(Visit.__queue_spec__)
 
     def savepoints(lease: timedelta | None) -> int:
         log.clear()
         with QueueSession(engine) as session:
             session.claim(Task, Task.number > 1, lease=lease)
-            LimitedClaim(session, adapters()["mssql"], spec, take, lease)._lock({"x": 1})
+            limited_claim(session, adapters()["mssql"], query, Claimer("claimer", lease))._lock({"x": 1})
         assert sum("UPDLOCK" in sql for sql in log) == 2
         saved = [number for number, sql in enumerate(log) if sql.startswith("SAVE TRANSACTION")]
         assert all("UPDLOCK" in log[number + 1] for number in saved)

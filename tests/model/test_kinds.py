@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from datetime import timedelta
 from typing import ClassVar
 
 import pytest
@@ -27,15 +26,11 @@ class Reviews(Kind):
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
         yield KindIndex("reviewer", [spec["reviewer"]], spec["reviewer"].is_not(None))
 
-    def claimed(self, spec: QueueSpec) -> list[Assignment]:
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
         return [(spec["rounds"], spec["rounds"] + literal_column("1"))]
 
-    def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
-        reviewer = spec["reviewer"]
-        return [(reviewer, null() if final is None else case((final, null()), else_=reviewer))]
-
-    def redriven(self, spec: QueueSpec) -> list[Assignment]:
-        return [(spec["rounds"], literal_column("0"))]
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        return [(spec["reviewer"], case((running, spec["reviewer"]), else_=null()))]
 
 
 REVIEWS = Reviews(
@@ -74,17 +69,18 @@ def test_a_kind_adds_columns_and_an_index(engine: Engine) -> None:
         verify_schema(connection, Base.metadata)
 
 
-def test_a_kind_takes_part_in_claims_settlements_and_redrives(engine: Engine) -> None:
+def test_a_kind_takes_part_when_a_task_is_made_available_again(engine: Engine) -> None:
     with QueueSession(engine) as session, session.begin():
         session.enqueue(Paper, [{"id": 1, "reviewer": "ada"}])
-        for rounds, reviewer in ((1, "ada"), (2, None)):
-            paper = session.claim(Paper)
-            assert paper is not None
-            session.fail(paper, "no", retry_in=timedelta(0))
-            assert (paper.rounds, paper.reviewer) == (rounds, reviewer)  # type: ignore[attr-defined]
-        assert paper.status == "discarded"
+        paper = session.claim(Paper)
+        assert paper is not None
+        session.discard(paper, "no")
         assert session.retry(Paper) == 1
-        assert paper.rounds == 0  # type: ignore[attr-defined]
+        assert (paper.rounds, paper.reviewer) == (1, "ada")  # type: ignore[attr-defined]
+        session.cancel(Paper)
+        session.enqueue(Paper, [{"id": 1}], on_conflict="replace")
+        session.refresh(paper)
+        assert (paper.status, paper.rounds, paper.reviewer) == ("available", 1, None)  # type: ignore[attr-defined]
 
 
 def test_a_kind_refuses_values_and_options(engine: Engine) -> None:

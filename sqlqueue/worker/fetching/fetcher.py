@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ...lifecycle.kind import holding_slots
 from ...operations.claiming import ClaimQuery, claim_matching
 from ...operations.consuming import consume_matching
 from ...operations.settling import CountingCrash, settle_some
@@ -65,7 +64,7 @@ class Fetcher(BaseFetcher):
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._readiness = Readiness(handler, context)
-        self._is_limited = holding_slots(handler.spec) is not None
+        self._is_limited = handler.spec.is_limited
         parts = handler, context.database, self._adapter, context.reports
         children = context.children.get(handler)
         executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)

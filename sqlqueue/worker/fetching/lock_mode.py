@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 
-from ...lifecycle.kind import holding_slots
 from ...queue.spec import Identity
 from ..concurrency.event_loop import happens_within, soon
 from ..concurrency.threads import DaemonThreads
@@ -83,7 +82,7 @@ class LockModeFetcher(BaseFetcher):
         self._work.set()
         self._start()
         backoff = self._context.claim_backoff(self._handler)
-        readiness, is_limited = Readiness(self._handler, self._context), holding_slots(self._handler.spec) is not None
+        readiness, is_limited = Readiness(self._handler, self._context), self._handler.spec.is_limited
         while not self._draining:
             none = await happens_within(self._none, EVERY)
             if self._failure is not None:

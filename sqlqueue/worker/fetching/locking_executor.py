@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session, SessionTransaction
 from ... import operations
 from ..._support.errors import ArgumentError
 from ...dialects.parts.errors import as_driver_error
-from ...lifecycle.kind import holding_slots
 from ...operations.claiming import ClaimQuery, claim_matching
 from ...queue.spec import Identity
 from ...transaction.ledger import claim_of, has_used, is_settled, is_unsettled, settle
@@ -77,7 +76,7 @@ class LockingExecutor(Executor):
         """Queues a task for :meth:`work_alone`."""
         self._context = context
         self._in_flight = context.in_flight
-        self._runs_one = holding_slots(handler.spec) is not None
+        self._runs_one = handler.spec.is_limited
         """Whether each transaction runs one task; a limited queue would count the others as running."""
         self._durations = CallDurations()
         self.ending = self.held = False

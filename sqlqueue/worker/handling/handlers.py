@@ -14,7 +14,6 @@ from sqlalchemy.sql.base import ExecutableOption
 from ..._support.checks import count, duration
 from ..._support.errors import ArgumentError
 from ...functions.arguments import is_session
-from ...lifecycle.kind import holding_slots
 from ...model.declaration import QueueMixin
 from ...queue.spec import QueueSpec, Where, spec_of
 from ...sql.selection import given, terms_of
@@ -150,7 +149,7 @@ def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
             " the handler must take only the task"
         )
-    if mode == "at-most-once" and holding_slots(spec) is not None:
+    if mode == "at-most-once" and spec.is_limited:
         raise ArgumentError(
             f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
             f" limits of {spec.entity.__name__} would have no effect"

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from ... import operations
 from ...dialects.base import Adapter
-from ...lifecycle.kind import recurs
 from ...model.companions import history_of
 from ...operations.upkeep import exhausted
 from ...operations.workers import unserved_functions
@@ -77,7 +76,7 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
     """Call :func:`.rescue` if any task is exhausted, and report it after the commit.  Returns the number of rows."""
     # with schedules, the outcome of a task depends on its row
-    some = exhausted(session, spec.entity, limit=PRUNED if recurs(spec) else reports.named)
+    some = exhausted(session, spec.entity, limit=PRUNED if spec.recurs else reports.named)
     number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
     if number:
         event.listen(session, "after_commit", lambda _: reports.crashed(spec, number, some), once=True)

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from ..._support.texts import error_text
 from ...diagnostics.check import unintended_tasks, verify_companions, verify_queues
 from ...dialects import adapter_for
-from ...lifecycle.kind import recurs
 from ...operations.recording import brief
 from ...operations.upkeep import Crash, recover
 from ...queue.schedules import is_known_here, lacks_zones
@@ -97,7 +96,7 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
     if needs_locks:
         adapter_for(connection.dialect).server.check_locks(connection)
     verify_queues(connection, [spec])
-    if recurs(spec) and lacks_zones():  # is logged for each schedule, instead of when its task is claimed
+    if spec.recurs and lacks_zones():  # is logged for each schedule, instead of when its task is claimed
         in_use = select(spec["schedule"]).where(spec["schedule"].is_not(None), spec["finished_at"].is_(None)).distinct()
         for schedule in connection.scalars(in_use):
             is_known_here(schedule)

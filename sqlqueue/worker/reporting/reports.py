@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError
 
 from ..._support.errors import Claim
 from ..._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
-from ...lifecycle.kind import recurs
 from ...operations import QueueOverview, QueueStats
 from ...operations.bulk import CRASHED
 from ...operations.recording import Consequence, brief, given_up, retry_text, spoken, task_name
@@ -116,7 +115,7 @@ class Reports:
         if more := number - len(known[: self.named]):
             logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
         kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
-        kinds[given_up(recurs=recurs(spec)).kind] += number - len(known)
+        kinds[given_up(recurs=spec.recurs).kind] += number - len(known)
         self.counts.update(kinds)
         return kinds
 

@@ -20,7 +20,6 @@ from ... import operations
 from ..._support.checks import check_json
 from ..._support.errors import ArgumentError, ClaimLostError
 from ...dialects.base import Adapter
-from ...lifecycle.kind import keeps_results
 from ...model.companions import history_of
 from ...operations.recording import stored_traceback
 from ...queue.retries import DEFAULT_RETRY, delay_after
@@ -55,7 +54,7 @@ class Executor:
         self.adapter = adapter
         self.reports = reports
         self._started = started or StartedTasks()
-        self._keeps_results = keeps_results(handler.spec)
+        self._keeps_results = handler.spec.keeps_results
         self._within = transaction_limit(handler.lease)
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
