@@ -170,7 +170,7 @@ def test_no_column_is_taken_for_a_variable_of_a_block(prefix: str, captured: set
     block = re.sub(r"\bsqlqueue_(?!note)", prefix, log[0])
     variables = {name for found in re.findall(r"ROWID = (\w+)\((\w+)\)", block) for name in found}
     assert len(variables) == 3
-    tables = [str(CreateTable(Errand.__table__).compile(engine)).strip()]
+    tables = [str(CreateTable(Errand.__queue_spec__.table).compile(engine)).strip()]
     asked = {name: f"SELECT {name} FROM errand" for name in variables}
     found = binder(lambda: hsqldb.errors(tables, {"block": block, **asked}))
     assert found[""] == found["block"] == []
