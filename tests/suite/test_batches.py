@@ -31,6 +31,7 @@ CALLS: dict[str, Call] = {
     "discard": lambda session, limit: session.discard(Task, Task.number == 1, error="no", limit=limit),
     "retry": lambda session, limit: session.retry(Task, Task.number == 1, limit=limit),
     "rescue": lambda session, limit: session.rescue(Task, limit=limit),
+    "rerun": lambda session, limit: session.rerun(Task, Task.number == 1, limit=limit),
 }
 
 
@@ -39,7 +40,8 @@ def test_each_transaction_changes_at_most_the_limit_and_the_loop_ends(db: Databa
     """The table has five rows in each state that the call changes, and others."""
     unfinished = [*rows(2, "ready", number=1), *rows(3, "scheduled", "retryable", "expired", number=1)]
     failed = [{**DEAD, "number": 1}] * 3 + rows(2, "retryable", "expired", number=1)
-    mine = {"retry": failed, "rescue": [{**CRASHED, "number": 1}] * 5}.get(name, unfinished)
+    final = [{**DEAD, "number": 1, "status": status} for status in (*FINAL, "completed", "cancelled")]
+    mine = {"retry": failed, "rescue": [{**CRASHED, "number": 1}] * 5, "rerun": final}.get(name, unfinished)
     for each in [*mine, *({**row, "number": 2} for row in mine if name != "rescue"), LATER]:
         db.insert(Task, [each])
     changed = []

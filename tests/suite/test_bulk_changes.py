@@ -1,7 +1,8 @@
-"""Operations without a claim: retry, cancel, rescue, prune, stats, errors."""
+"""Operations without a claim: retry, cancel, discard, rescue, prune, stats, errors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status
 from tests.support.harness import Database
-from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
+from tests.support.models import Account, CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
 from tests.support.rows import FUTURE, PAST, clock, load_all
 
 WAITING = ("available", "scheduled", "retryable", "running")
@@ -50,61 +51,70 @@ def test_retry_of_selected_tasks(db: Database) -> None:
     assert statuses(db) == ["discarded", "available", "discarded"]
 
 
-def test_cancel(db: Database) -> None:
+ENDINGS: dict[str, tuple[Callable[..., int], str, str | None]] = {
+    "cancel": (lambda session, *where: session.cancel(Task, *where), "cancelled", None),
+    "discard": (
+        lambda session, *where: session.discard(Task, *where, error=ValueError("no such address")),
+        "discarded",
+        "ValueError: no such address",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", ENDINGS)
+def test_unfinished_tasks_are_ended(db: Database, call: str) -> None:
     one_of_each(db)
+    end, status, error = ENDINGS[call]
     with db.begin() as session:
-        assert session.cancel(Task) == 4
+        assert end(session) == 4
     for task in load_all(db, Task):
-        assert task.status == (task.name if task.name in FINAL else "cancelled")
-        assert (task.finished_at == PAST) == (task.name in FINAL)
+        if task.name in FINAL:
+            assert (task.status, task.finished_at, task.error) == (task.name, PAST, None)
+        else:
+            assert (task.status, task.error) == (status, error)
+            assert task.finished_at is not None
+            assert PAST < task.finished_at == task.available_at < FUTURE
 
 
-def test_cancel_of_selected_tasks_ends_their_claims(db: Database) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}])
+@pytest.mark.parametrize("call", ENDINGS)
+def test_ending_selected_tasks_ends_their_claims(db: Database, call: str) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
     worker = db.session()
     tasks = worker.claim_many(Task, limit=2)
     worker.commit()
     with db.begin() as session:
-        assert session.cancel(Task, Task.id == 1) == 1
+        assert ENDINGS[call][0](session, Task.id != 2) == 2
     worker.complete(tasks[1])
     with pytest.raises(ClaimLostError):
         worker.complete(tasks[0])
 
 
-def test_instances_of_the_session_show_it(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
+def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
+    db.insert(Document, [{"id": "a"}])
     with db.begin() as session:
-        task = session.get(Task, 1)
-        session.cancel(Task)
-        assert session.run(lambda _: task.status) == "cancelled"
-
-
-def test_rescue(db: Database) -> None:
-    crashed = {"status": "running", "attempt": 3, "max_attempts": 3, "claimed_at": PAST, "available_at": PAST}
-    db.insert(Task, [{"id": 1, **crashed}])
-    db.insert(Task, [{"id": 2, **crashed, "attempt": 2}, {"id": 3, **crashed, "available_at": FUTURE}])
-    db.insert(Task, [{"id": 4, **crashed, "status": "retryable"}])
-    with db.begin() as session:
-        assert session.rescue(Task) == 1
-        assert session.rescue(Task) == 0
-    task = load_all(db, Task)[0]
-    assert (task.status, task.attempt) == ("discarded", 3)
-    assert "crashed" in task.error
-    assert PAST < task.finished_at == task.available_at
-    assert statuses(db)[1:] == ["running", "running", "retryable"]
-
-
-def test_rescue_reruns_tasks_enqueued_again(db: Database) -> None:
-    """The last run has crashed, but another one was requested in the meantime."""
-    db.insert(Document, [{"id": "a", "max_attempts": 1}])
-    with db.begin() as session:
-        session.claim(Document, lease=timedelta(milliseconds=1))
+        session.claim(Document)
     with db.begin() as session:
         session.enqueue(Document(id="a"), on_conflict="rerun")
+        assert session.discard(Document, error="no") == 1
     with db.begin() as session:
-        assert session.claim(Document) is None
-        assert session.rescue(Document) == 1
-        assert session.claim(Document).attempt == 2
+        assert session.stats(Document)["discarded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((Task,), {}, "requires error="),
+        ((Task, Task.id == 7), {}, "requires error="),
+        (([],), {}, "by criteria with discard"),
+        (([], "a"), {"error": "b"}, "by criteria with discard"),
+        (([], Task.id == 7), {"error": "b"}, "by criteria with discard"),
+        ((Account,), {"error": "b"}, "not a queue model"),
+        ((Task,), {"error": 7}, "give an exception or a string"),
+    ],
+)
+def test_discard_without_criteria(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        sync_db.session().discard(*arguments, **error)
 
 
 def test_prune(db: Database) -> None:
@@ -166,12 +176,13 @@ def test_renamed_columns(db: Database) -> None:
         assert session.retry(Order, Order.status == "paid", Order.queue_status == "discarded") == 2
         assert session.cancel(Order, Order.id == 2) == 1
         assert session.stats(Order).unfinished == 2
+        assert session.discard(Order, Order.status == "paid", Order.id == 4, error="no") == 1
         assert session.prune(Order, timedelta(days=1)) == 1
     orders = load_all(db, Order)
     assert [(order.id, order.queue_status) for order in orders] == [
         (1, "available"),
         (2, "cancelled"),
-        (4, "available"),
+        (4, "discarded"),
     ]
     assert {order.status for order in orders} == {"paid"}
 
@@ -210,6 +221,8 @@ def test_functions_on_a_plain_session(db: Database) -> None:
         assert session.run(sqlqueue.errors, Task) == []
         assert session.run(sqlqueue.retry, Task, Task.name == "retryable") == 1
         assert session.run(sqlqueue.rescue, Task) == 0
-        assert session.run(sqlqueue.cancel, Task) == 5 - 1
+        assert session.run(sqlqueue.discard, Task, Task.name == "scheduled", error="no") == 1
+        assert len(session.run(sqlqueue.find, Task, Task.status == "discarded")) == 2
+        assert session.run(sqlqueue.cancel, Task) == 3
         assert session.run(sqlqueue.prune, Task, timedelta(days=1)) == 3
-    assert set(statuses(db)) == {"cancelled"}
+    assert sorted(statuses(db)) == ["cancelled"] * 3 + ["discarded"]

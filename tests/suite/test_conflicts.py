@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from sqlalchemy import String, select
+from sqlalchemy import Identity, Integer, String, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-from sqlqueue import DuplicateTaskError, QueueMixin
+from sqlqueue import DuplicateTaskError, QueueMixin, UniqueMixin
 from sqlqueue.dialects import adapter_for
 from tests.support.harness import Actor, Database
-from tests.support.models import Document, Listing
-from tests.support.rows import contenders, rows
+from tests.support.models import Base, Document, Listing
+from tests.support.rows import PAST, contenders, count, rows
 
 THREADS = 8
 ROUNDS = 5
@@ -61,22 +62,30 @@ def test_raise_accepts_exactly_one_insert(db: Database, how: str) -> None:
     assert document(db).version == outcome.index(None) + 1
 
 
+STORED: dict[str, list[dict[str, Any]]] = {
+    "nothing": [],
+    "a waiting row": rows(1, id="a", version=0),
+    "a final row": [{"id": "a", "version": 0, "status": "completed", "available_at": PAST, "finished_at": PAST}],
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
-def test_other_conflict_modes_accept_all_inserts_and_keep_one_row(db: Database, how: str) -> None:
+def test_other_conflict_modes_accept_all_inserts_and_keep_one_row(db: Database, how: str, stored: str) -> None:
+    db.insert(Document, STORED[stored])
+
     def enqueue(actor: Actor, version: int) -> None:
         actor.enqueue(Document, [{"id": "a", "version": version}], on_conflict=how)
 
     assert race(db, enqueue) == [None] * THREADS
     made = document(db)
+    if how == "ignore" and stored != "nothing":
+        assert (made.version, made.status) == (0, "completed" if stored == "a final row" else "available")
+        return
     assert made.version in range(1, THREADS + 1)
-    assert (made.status, made.attempt) == ("available", 0)
-
-
-def test_ignore_leaves_the_row_as_it_is(db: Database) -> None:
-    db.insert(Document, rows(1, id="a", version=99))
-    outcome = race(db, lambda actor, n: actor.enqueue(Document(id="a", version=n), on_conflict="ignore"))
-    assert outcome == [None] * THREADS
-    assert document(db).version == 99
+    assert (made.status, made.attempt, made.finished_at) == ("available", 0, None)
+    with db.begin() as actor:
+        assert actor.claim(Document).version == made.version
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
@@ -113,7 +122,7 @@ def work(db: Database, over: Event, *, early: bool) -> list[int]:
 
 @pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])
 def test_rerun_misses_no_version(db: Database, early: bool) -> None:
-    versions, over = count(1), Event()
+    versions, over = itertools.count(1), Event()
     with ThreadPoolExecutor(1) as worker:
         seen = worker.submit(work, db, over, early=early)
         try:
@@ -146,18 +155,6 @@ def test_writes_during_a_run_take_effect_after_it(db: Database, how: str, status
     assert document(db).status == status
 
 
-@pytest.mark.parametrize("how", ["replace", "rerun"])
-def test_a_final_row_lives_again(db: Database, how: str) -> None:
-    db.insert(Document, rows(1, id="a", version=0))
-    with db.begin() as actor:
-        actor.complete(actor.claim(Document))
-    assert race(db, lambda other, n: other.enqueue(Document(id="a", version=n), on_conflict=how)) == [None] * THREADS
-    with db.begin() as actor:
-        task = actor.claim(Document)
-        assert task.version > 0
-        assert task.finished_at is None
-
-
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
 def test_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None:
     """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""
@@ -184,35 +181,6 @@ def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, 
         found = actor.run(lambda session: session.scalars(select(Listing.version)).all())
     assert len(found) == len(keys)
     assert len(set(found)) == 1
-
-
-class Other(DeclarativeBase):
-    pass
-
-
-class Member(QueueMixin, Other):
-    """A model with a second unique key."""
-
-    __tablename__ = "member"
-
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    email: Mapped[str] = mapped_column(String(50), unique=True)
-
-
-@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
-def test_another_unique_key_names_no_task(sync_db: Database, on_conflict: str) -> None:
-    Other.metadata.create_all(sync_db.engine)
-    try:
-        with sync_db.begin() as session:
-            session.enqueue(Member(id=1, email="a"))
-        with sync_db.session() as session:
-            with pytest.raises(DuplicateTaskError):
-                session.enqueue(Member(id=2, email="a", priority=7), on_conflict=on_conflict)
-            session.rollback()
-            assert session.execute(select(Member.id, Member.priority)).all() == [(1, 0)]
-            session.rollback()
-    finally:
-        Other.metadata.drop_all(sync_db.engine)
 
 
 @pytest.mark.parametrize("lease", ["default", None])
@@ -257,3 +225,67 @@ def test_a_deadlock_between_two_enqueuers_is_reported_as_one(sync_db: Database) 
     (error,) = filter(None, errors)
     assert isinstance(error, DBAPIError)
     assert adapter.errors.is_transient(error)
+
+
+# -- a violated unique constraint of the application is not blamed on the keys that `on_conflict` handles -------------
+
+
+class Badge(QueueMixin, Base):
+    __tablename__ = "badge"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    slug: Mapped[str] = mapped_column(String(20), unique=True)
+
+
+class Permit(UniqueMixin, Base):
+    __tablename__ = "permit"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    slug: Mapped[str] = mapped_column(String(20), unique=True)
+
+
+ANY: tuple[Any, ...] = ("ignore", "replace", "rerun")
+OTHER = r"one of these tasks \(id 2\) violates another unique constraint of badge, whatever on_conflict says: roll back"
+EITHER = (
+    r"another unfinished Permit has the unique_key of one of these tasks \(unique_key 'b'\), or it violates another"
+    r" unique constraint of permit, whatever on_conflict says: roll back"
+)
+
+
+def refused(db: Database, model: Any, row: dict[str, Any], how: str, *, as_rows: bool) -> str:
+    with db.session() as actor, pytest.raises(DuplicateTaskError) as duplicate:
+        actor.enqueue(*((model, [row]) if as_rows else (model(**row),)), on_conflict=how)
+    assert {name for key in duplicate.value.keys for name in key} <= row.keys()
+    return str(duplicate.value)
+
+
+@pytest.mark.parametrize("as_rows", [False, True], ids=["instance", "rows"])
+@pytest.mark.parametrize(
+    ("model", "mine", "other", "said"),
+    [
+        (Badge, {"id": 1}, {"id": 2}, OTHER),
+        (Permit, {"unique_key": "a"}, {"unique_key": "b"}, EITHER),
+    ],
+    ids=["primary", "unique"],
+)
+def test_another_constraint(db: Database, model: Any, mine: Any, other: Any, said: str, as_rows: bool) -> None:
+    with db.begin() as actor:
+        actor.enqueue(model(slug="s", **mine))
+    for how in ANY:
+        assert re.fullmatch(said, refused(db, model, {"slug": "s", "priority": 7, **other}, how, as_rows=as_rows))
+    text = refused(db, model, {"slug": "s", **other}, "raise", as_rows=as_rows)
+    assert (
+        f"exists, or one of these rows violates another unique constraint of {model.__tablename__}: roll back" in text
+    )
+    assert "then give other values, or, if it is the key that exists, choose on_conflict=" in text
+    for how in ANY:
+        with db.begin() as actor:
+            actor.enqueue(model, [{"slug": "s", **mine}], on_conflict=how)  # this is the row itself
+    assert count(db, model) == count(db, model, model.priority == 0) == 1
+
+
+def test_without_any_key_no_option_helps(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Permit, [{"slug": "s"}])
+    text = refused(db, Permit, {"slug": "s"}, "raise", as_rows=True)
+    assert text.endswith("has the same values as this Permit in a unique key: roll back, and give it other values")

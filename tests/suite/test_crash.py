@@ -83,16 +83,18 @@ def test_a_row_that_crashes_every_claimer_is_given_up(db: Database) -> None:
     assert claimed(db) is None
     with db.begin() as actor:
         assert actor.rescue(Task) == 1
+        assert actor.rescue(Task) == 0
         (task,) = actor.scalars(select(Task))
     assert task.status == "discarded"
-    assert task.finished_at is not None
+    assert PAST < task.finished_at == task.available_at
     assert "crashed in every attempt" in task.error
     assert claimed(db) is None
 
 
 def test_rescue_leaves_tasks_that_may_still_finish(db: Database) -> None:
     db.insert(Task, rows(1, max_attempts=2))
-    assert rescued(db) == 0  # no claim holds it
+    db.insert(Task, [{**each, "attempt": 2} for each in rows(1, "retryable", max_attempts=2)])
+    assert rescued(db) == 0  # no claim holds them
     crash(db)
     assert rescued(db) == 0  # there is an attempt left
     assert claimed(db) is not None

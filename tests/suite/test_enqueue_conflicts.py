@@ -129,51 +129,12 @@ def test_replace_leaves_a_run_alone(db: Database) -> None:
     assert (load(db, Document, "a").version, load(db, Document, "a").status) == (2, "completed")
 
 
-@pytest.mark.parametrize(
-    ("settle", "arguments"), [("complete", ()), ("discard", ("no",)), ("release", ()), ("cancel", ())]
-)
-def test_rerun_while_running(db: Database, settle: str, arguments: tuple[Any, ...]) -> None:
-    task = _running(db, Document, "a", "rerun", version=2)
-    with db.begin() as session:
-        assert session.claim(Document) is None
-        getattr(session, settle)(task, *arguments)
-    document = load(db, Document, "a")
-    assert document.status == ("cancelled" if settle == "cancel" else "available")
-    assert (document.finished_at is None) == (document.status == "available")
-    if settle in ("complete", "discard"):
-        assert document.max_attempts - document.attempt == 5
-
-
-def test_rerun_runs_once_more_and_no_more(db: Database) -> None:
-    task = _running(db, Document, "a", "rerun")
-    with db.begin() as session:
-        session.complete(task)
-    with db.begin() as session:
-        again = session.claim(Document)
-        assert again.attempt == 2
-        session.complete(again)
-    assert load(db, Document, "a").status == "completed"
-
-
 def test_rerun_after_a_failure_with_attempts_left_is_the_retry(db: Database) -> None:
     task = _running(db, Document, "a", "rerun")
     with db.begin() as session:
         session.fail(task, "no")
     document = load(db, Document, "a")
     assert (document.status, document.error) == ("retryable", "no")
-
-
-def test_rerun_survives_the_last_failure(db: Database) -> None:
-    db.insert(Document, [{"id": "a", "max_attempts": 1}])
-    with db.begin() as session:
-        task = session.claim(Document)
-    with db.begin() as session:
-        session.enqueue(Document(id="a"), on_conflict="rerun")
-    with db.begin() as session:
-        session.fail(task, "the last")
-    document = load(db, Document, "a")
-    assert (document.status, document.finished_at) == ("available", None)
-    assert document.max_attempts - document.attempt == 5
 
 
 def test_rerun_survives_a_crash(db: Database) -> None:

@@ -1,4 +1,4 @@
-"""Find tasks, discard them by criteria, count hung ones, and get an example of each error."""
+"""Find tasks, page through them, and get an example of each error."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import selectinload
 
-import sqlqueue
-from sqlqueue import ArgumentError, ClaimLostError, Status, utcnow
+from sqlqueue import ArgumentError, Status, utcnow
 from sqlqueue.operations.paging import page
 from tests.support.harness import Database
 from tests.support.models import (
     Account,
     CreditNote,
-    Document,
     Invoice,
     Mail,
     Notice,
-    Order,
     Reminder,
     Seat,
     Task,
@@ -111,88 +108,7 @@ def test_find_needs_a_model_and_a_number(sync_db: Database) -> None:
         sync_db.session().find(Task, limit=0)
 
 
-# -- discard -----------------------------------------------------------------------------------------------------------
-
-
-def test_discard(db: Database) -> None:
-    finished = {"completed": PAST, "cancelled": PAST, "discarded": PAST}
-    db.insert(
-        Task,
-        [
-            {"id": n, "name": status, "status": status, "available_at": TOMORROW, "finished_at": finished.get(status)}
-            for n, status in enumerate(Status, 1)
-        ],
-    )
-    with db.begin() as session:
-        assert session.discard(Task, error=ValueError("no such address")) == 4
-    with db.begin() as session:
-        for task in session.find(Task):
-            if task.name in finished:
-                assert (task.status, task.finished_at, task.error) == (task.name, PAST, None)
-            else:
-                assert (task.status, task.error) == ("discarded", "ValueError: no such address")
-                assert PAST < task.finished_at == task.available_at < TOMORROW
-
-
-def test_discard_of_selected_tasks_ends_their_claims(db: Database) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
-    worker = db.session()
-    tasks = worker.claim_many(Task, limit=2)
-    worker.commit()
-    with db.begin() as session:
-        assert session.discard(Task, Task.id != 2, error="no") == 2
-    worker.complete(tasks[1])
-    with pytest.raises(ClaimLostError):
-        worker.complete(tasks[0])
-
-
-def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
-    db.insert(Document, [{"id": "a"}])
-    with db.begin() as session:
-        session.claim(Document)
-    with db.begin() as session:
-        session.enqueue(Document(id="a"), on_conflict="rerun")
-        assert session.discard(Document, error="no") == 1
-    with db.begin() as session:
-        assert session.stats(Document)["discarded"] == 1
-
-
-def test_discard_on_renamed_columns(db: Database) -> None:
-    db.insert(Order, [{"id": 1, "status": "paid"}])
-    with db.begin() as session:
-        assert session.discard(Order, Order.status == "paid", error="no") == 1
-    with db.begin() as session:
-        (order,) = session.find(Order, Order.queue_status == "discarded")
-    assert (order.status, order.error) == ("paid", "no")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ((Task,), {}, "requires error="),
-        ((Task, Task.id == 7), {}, "requires error="),
-        (([],), {}, "by criteria with discard"),
-        (([], "a"), {"error": "b"}, "by criteria with discard"),
-        (([], Task.id == 7), {"error": "b"}, "by criteria with discard"),
-        ((Account,), {"error": "b"}, "not a queue model"),
-        ((Task,), {"error": 7}, "give an exception or a string"),
-    ],
-)
-def test_discard_without_criteria(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        sync_db.session().discard(*arguments, **error)
-
-
 # -- stats and errors --------------------------------------------------------------------------------------------------
-
-
-def test_hung_tasks_are_counted(db: Database) -> None:
-    db.insert(Task, [{"id": 1, **HUNG}, {"id": 2, **HUNG, "attempt": 3}, {"id": 3, **RUNNING}])
-    db.insert(Task, [{"id": 4, "status": "scheduled", "available_at": PAST}])
-    with db.begin() as session:
-        stats, some = session.stats(Task), session.stats(Task, Task.id == 2)
-    assert (stats["running"], stats.hung) == (3, 2)
-    assert (some["running"], some.hung) == (1, 1)
 
 
 def test_each_error_has_an_example(db: Database) -> None:
@@ -204,13 +120,6 @@ def test_each_error_has_an_example(db: Database) -> None:
         first, second = session.errors(Seat)
     assert (first.message, first.count, first.example) == ("x", 3, ("b", 7))
     assert (second.message, second.count, second.example) == ("y", 1, ("c", 1))
-
-
-def test_functions_on_a_plain_session(db: Database) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}])
-    with db.begin(class_=db.plain_class) as session:
-        assert session.run(sqlqueue.discard, Task, Task.id == 1, error="no") == 1
-        assert ids(session.run(sqlqueue.find, Task, Task.status == "discarded")) == [1]
 
 
 # -- paging through tasks by position, and making waiting tasks due at once -------------------------------------------

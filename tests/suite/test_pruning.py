@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
-from sqlqueue import ArgumentError, Status
+from sqlqueue import ArgumentError
 from sqlqueue.queue.options import FINAL
 from sqlqueue.sql.rows import NEVER, utcnow
 from tests.cli.invoking import told
@@ -66,18 +66,6 @@ def test_rows_from_before_that_are_not_in_one_table(db: Database) -> None:
 def test_their_age_has_to_be_given(db: Database) -> None:
     with pytest.raises(ArgumentError, match="older_than"):
         db.session().prune(Mail, adopted=True)
-
-
-def test_rows_from_before_are_counted_as_final_but_not_as_finished_lately(db: Database) -> None:
-    db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
-    with db.begin() as session:
-        overview = session.overview(Mail)
-        assert (overview[Status.COMPLETED], overview.unfinished, overview.claimable) == (2, 0, 0)
-        assert (overview.finished_last_hour, overview.finished_last_minute) == (0, 0)
-        assert [bucket.completed for bucket in session.timeline(Mail, since=10 * DAY) if bucket.completed] == []
-    with db.begin() as session:
-        assert session.claim(Mail) is None
-        assert session.retry(Mail) == session.cancel(Mail) == session.rescue(Mail) == 0
 
 
 def test_a_row_from_before_can_be_redriven(db: Database) -> None:

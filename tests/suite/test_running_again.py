@@ -57,16 +57,6 @@ def test_rows_from_before_the_table_was_a_queue(db: Database) -> None:
         assert (order.id, order.status, order.attempt) == (2, "paid", 1)
 
 
-def test_a_limit(db: Database) -> None:
-    db.insert(Task, [{"id": n, "status": FINAL[n % 3], "number": n % 2, **ENDED} for n in range(1, 11)])
-    done = []
-    with db.session() as actor:
-        while number := actor.rerun(Task, Task.number == 1, limit=2):
-            actor.commit()
-            done.append(number)
-    assert done == [2, 2, 1]
-
-
 def test_subclasses(db: Database) -> None:
     with db.begin() as actor:
         actor.add_all([CreditNote(amount=n) for n in (1, 2)])

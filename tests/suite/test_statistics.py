@@ -60,6 +60,7 @@ def test_overview(db: Database) -> None:
         found, stats = session.overview(Task), session.stats(Task)
         some = session.overview(Task, Task.id > 3)
         waiting = session.overview(Task, Task.id == 1)
+        crashed = session.stats(Task, Task.id == 7)
     assert (found.counts, found.total, found.unfinished) == (stats.counts, 12, 8)
     assert (found.hung, stats.hung, found.claimable, found.overdue) == (2, 2, 5, 2)
     assert (found.finished_last_minute, found.finished_last_hour) == (2, 3)
@@ -69,6 +70,7 @@ def test_overview(db: Database) -> None:
     assert 40 * MINUTE <= some.oldest_claimable < 41 * MINUTE
     assert 10 * MINUTE <= waiting.oldest_claimable < 11 * MINUTE
     assert waiting.oldest_running is None
+    assert (crashed["running"], crashed.hung) == (1, 1)
 
 
 def test_overview_of_an_empty_queue_and_of_later_tasks(db: Database) -> None:
@@ -128,8 +130,12 @@ def test_rows_from_before_the_table_became_a_queue_were_not_finished_lately(db: 
     db.insert(model, [{"status": "completed", "available_at": NEVER}] * 2)
     with db.begin() as session:
         found, some = session.overview(model), session.overview(model, cap=1)
+        assert sum(bucket.completed for bucket in session.timeline(model, since=10 * DAY)) == 0
     assert found == QueueOverview({**dict.fromkeys(Status, 0), "completed": 2})
     assert (some.total, some.finished_last_hour, some.claimable) == (1, 0, 0)
+    with db.begin() as session:
+        assert session.claim(model) is None
+        assert session.retry(model) == session.cancel(model) == session.rescue(model) == 0
 
 
 def test_errors_of_the_last_failures(db: Database) -> None:

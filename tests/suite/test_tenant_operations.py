@@ -61,12 +61,15 @@ class Bay(SlotMixin, Base):
     __tablename__ = "tenant_bay"
 
 
-class Deed(UniqueMixin, TopicMixin, LimitMixin, RecurringMixin, Base):
+class HasTenant:
+    tenant: Mapped[int] = mapped_column(Integer)
+
+
+class Deed(HasTenant, UniqueMixin, TopicMixin, LimitMixin, RecurringMixin, Base):
     __tablename__ = "tenant_deed"
     __queue__ = QueueOptions(slots=Bay, max_attempts=2, retry=ConstantBackoff(timedelta(0)))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    tenant: Mapped[int] = mapped_column(Integer)
     note: Mapped[str] = mapped_column(String(50))
 
 
@@ -235,7 +238,7 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "cancel": counts(4, lambda a: a.cancel(Deed)),
     "enqueue": enqueue,
     "declare_schedules": declare,
-    "reschedule": counts(1, lambda a: a.reschedule(Deed)),
+    "reschedule": counts(7, lambda a: a.reschedule(Deed) + a.reschedule(Deed, schedule="PT2H")),
     "unschedule": counts(1, lambda a: a.unschedule(Deed)),
     "retry": counts(3, lambda a: a.retry(Deed)),
     "rerun": counts(2, lambda a: a.rerun(Deed)),
@@ -279,7 +282,8 @@ def by_criteria(db: Database) -> Iterator[Actor]:
         @event.listens_for(actor.sync_session, "do_orm_execute")
         def add_criteria(state: Any) -> None:
             if state.is_select:
-                state.statement = state.statement.options(with_loader_criteria(Deed, Deed.tenant == MINE))
+                mine = with_loader_criteria(HasTenant, lambda cls: cls.tenant == MINE, include_aliases=True)
+                state.statement = state.statement.options(mine)
 
         yield actor
 

@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import Identity, Integer, String, event
 from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 
-from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
+from sqlqueue import QueueMixin, QueueOptions, RecurringMixin, TopicMixin, UniqueMixin
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.models import Base
 from tests.support.polling import next_due
-from tests.support.rows import PAST, rows
+from tests.support.rows import rows
 
 
 class HasTenant:
@@ -40,17 +40,6 @@ class Round(HasTenant, RecurringMixin, Base):
 
 class Telegram(HasTenant, OutboxMixin, Base):
     __tablename__ = "telegram"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Desk(SlotMixin, Base):
-    __tablename__ = "desk"
-
-
-class Caller(HasTenant, LimitMixin, Base):
-    __tablename__ = "caller"
-    __queue__ = QueueOptions(slots=Desk, limit=5)
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
@@ -124,37 +113,10 @@ def test_classes_that_inherit(db: Database, model: Any) -> None:
         assert tenants(actor.claim_many(model, limit=6)) == [7, 7, 7]
 
 
-def test_criteria_apply_to_consume_messages_and_limits(db: Database) -> None:
-    fill(db, Letterbox)
+def test_criteria_apply_to_messages(db: Database) -> None:
     fill(db, Telegram, payload={})
-    fill(db, Caller, limit_key="k")
-    with tenant(db) as actor:
-        assert tenants(actor.consume_many(Letterbox, limit=6)) == [7, 7, 7]
     with tenant(db) as actor:
         assert tenants(actor.run(claim_messages, Telegram, limit=6)) == [7, 7, 7]
-    with tenant(db) as actor:
-        callers = actor.claim_many(Caller, limit=6)
-        assert tenants(callers) == [7, 7, 7]
-        actor.complete(callers)
-
-
-def test_sets_and_figures(db: Database) -> None:
-    fill(db, Letterbox, 2, status="discarded", error="no", finished_at=PAST, attempt=1)
-    with tenant(db) as actor:
-        assert actor.stats(Letterbox).total == actor.overview(Letterbox).total == 2
-        assert {key: each.total for key, each in actor.stats_by(Letterbox, Letterbox.tenant).items()} == {7: 2}
-        assert [group.count for group in actor.errors(Letterbox)] == [2]
-        assert tenants(actor.find(Letterbox)) == [7, 7]
-        days = actor.timeline(Letterbox, since=timedelta(days=9000), bucket=timedelta(days=1))
-        assert sum(day.failed for day in days) == 2
-    with tenant(db) as actor:
-        assert actor.retry(Letterbox) == 2
-    with tenant(db) as actor:
-        assert actor.cancel(Letterbox) == 2
-    with tenant(db) as actor:
-        assert actor.prune(Letterbox) == 2
-    with tenant(db, 6) as actor:
-        assert actor.stats(Letterbox)["discarded"] == 2
 
 
 def test_upkeep(db: Database) -> None:
@@ -167,14 +129,6 @@ def test_upkeep(db: Database) -> None:
         fill(db, model, 1, "expired", max_attempts=1)
         with tenant(db) as actor:
             assert actor.rescue(model) == 1
-
-
-def test_schedules(db: Database) -> None:
-    fill(db, Round, 1, schedule="PT1H")
-    with tenant(db) as actor:
-        assert actor.reschedule(Round, schedule="PT2H") == 1
-        assert actor.reschedule(Round) == 1
-        assert actor.unschedule(Round) == 1
 
 
 def test_criteria_given_with_a_call(db: Database) -> None:
