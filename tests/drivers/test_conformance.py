@@ -12,9 +12,8 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
-from sqlqueue.testing.conformance import TestClaims, TestEngine, TestKeys, TestSettling, claims, engine
-from sqlqueue.testing.conformance.models import Base
-from sqlqueue.testing.conformance.suite import Suite
+from sqlqueue.testing import conformance
+from sqlqueue.testing.conformance import Base, Suite, TestClaims, TestEngine, TestKeys, TestSettling
 from tests.drivers.any_driver import Function, engine_with, on_a_loop, on_other_drivers
 from tests.support.harness import Database, execute_on_connect
 
@@ -33,8 +32,7 @@ class OnLoops:
     def sessions(
         self, conformance_engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[sessionmaker[QueueSession]]:
-        for module in (claims, engine):
-            monkeypatch.setattr(module, "ThreadPoolExecutor", Threads)
+        monkeypatch.setattr(conformance, "ThreadPoolExecutor", Threads)
         on_a_loop(Base.metadata.create_all)(conformance_engine)
         yield sessionmaker(conformance_engine, class_=QueueSession)
         on_a_loop(Base.metadata.drop_all)(conformance_engine)
