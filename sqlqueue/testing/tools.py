@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
@@ -35,6 +35,8 @@ from ..worker.handling.outcomes import OutcomeKind, is_signal, outcome_of, write
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
+    AnyAsyncSession: TypeAlias = AsyncSession | async_scoped_session[Any]
+
 
 # -- running tasks as a worker would, in the session of a test --------------------------------------------------------
 
@@ -52,7 +54,7 @@ class _Performed(NamedTuple):
 def perform(worker: Worker, session: AnySession, task: QueueMixin, *, raise_errors: bool = ...) -> OutcomeKind: ...
 @overload
 def perform(
-    worker: Worker, session: AsyncSession | async_scoped_session[Any], task: QueueMixin, *, raise_errors: bool = ...
+    worker: Worker, session: AnyAsyncSession, task: QueueMixin, *, raise_errors: bool = ...
 ) -> Coroutine[Any, Any, OutcomeKind]: ...
 def perform(worker: Worker, session: Any, task: QueueMixin, *, raise_errors: bool = True) -> Any:
     """Call the worker's handler for ``task`` in the session's transaction, within a savepoint, and settle the task.
@@ -86,7 +88,7 @@ def drain(
 @overload
 def drain(
     worker: Worker,
-    session: AsyncSession | async_scoped_session[Any] | async_sessionmaker[Any],
+    session: AnyAsyncSession | async_sessionmaker[Any],
     /,
     *models: type[QueueMixin],
     raise_errors: bool = ...,
@@ -137,8 +139,7 @@ async def _perform_async(worker: Worker, session: Any, task: QueueMixin, raise_e
 def _drain(where: Any, draining: _Drain) -> Counts:
     goes_on = True
     while goes_on:
-        transaction: AbstractContextManager[Any] = _transaction(where)
-        with transaction as session:
+        with _transaction(where) as session:
             ended = draining.next(session_of(session), session)
         goes_on = draining.note(ended)
     return draining.counts
@@ -147,19 +148,15 @@ def _drain(where: Any, draining: _Drain) -> Counts:
 async def _drain_async(where: Any, draining: _Drain) -> Counts:
     goes_on = True
     while goes_on:
-        transaction: AbstractAsyncContextManager[Any] = _transaction(where)
-        async with transaction as session:
+        async with _transaction(where) as session:
             ended = await session.run_sync(draining.next, session)
         goes_on = draining.note(ended)
     return draining.counts
 
 
 def _transaction(where: Any) -> Any:
-    return (
-        nullcontext(where)
-        if isinstance(where, (Session, scoped_session)) or hasattr(where, "run_sync")
-        else where.begin()
-    )
+    is_session = isinstance(where, (Session, scoped_session)) or hasattr(where, "run_sync")
+    return nullcontext(where) if is_session else where.begin()
 
 
 @dataclass
@@ -364,16 +361,11 @@ def assert_enqueued(
 ) -> list[J]: ...
 @overload
 def assert_enqueued(
-    session: AsyncSession | async_scoped_session[Any],
-    what: type[T],
-    /,
-    *where: Where,
-    count: int | None = ...,
-    **values: object,
+    session: AnyAsyncSession, what: type[T], /, *where: Where, count: int | None = ..., **values: object
 ) -> Coroutine[Any, Any, list[T]]: ...
 @overload
 def assert_enqueued(
-    session: AsyncSession | async_scoped_session[Any],
+    session: AnyAsyncSession,
     what: TaskFunction[..., ..., Any, J],
     /,
     *where: Where,
@@ -404,15 +396,14 @@ def _assert_enqueued(
     waits = spec["status"].in_([state(status) for status in _WAITING])
     waiting: Sequence[Any] = find_all(session, spec.entity, waits, *where)
     if isinstance(what, TaskFunction):
-        waiting = [job for job in waiting if getattr(job, spec.attributes["task"]) == what.name]
+        name = what.name
+        waiting = [job for job in waiting if getattr(job, spec.attributes["task"]) == name]
         found = [job for job in _readable(waiting) if _has(what, what.arguments_of(job), values)]
     else:
-        found = [
-            task for task in _readable(waiting) if _has(spec.entity.__name__, _shown(spec, task, all_=True), values)
-        ]
+        name = spec.entity.__name__
+        found = [task for task in _readable(waiting) if _has(name, _shown(spec, task, all_=True), values)]
     if len(found) == count or (count is None and found):
         return found
-    name = what.name if isinstance(what, TaskFunction) else spec.entity.__name__
     raise AssertionError(_complaint(spec, f"{name}({_listed(values)})", count, len(found), waiting))
 
 
@@ -449,7 +440,7 @@ def _listed(values: Mapping[str, object]) -> str:
 
 _NOW = timedelta(0)
 S = TypeVar("S", bound=AnySession)
-A = TypeVar("A", bound="AsyncSession | async_scoped_session[Any]")
+A = TypeVar("A", bound="AnyAsyncSession")
 
 
 @dataclass(frozen=True, slots=True)
