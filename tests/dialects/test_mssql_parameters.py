@@ -129,8 +129,9 @@ def numbers(call: Callable[[QueueSession, Any], Any], model: type[QueueMixin], m
     engine, log = recording_engine(*ENGINES["mssql"])
 
     @event.listens_for(engine, "before_cursor_execute")
-    def multiply(connection: Any, cursor: Any, *_: Any) -> None:
+    def multiply(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         cursor.rowcount = MANY
+        holders = len(re.findall(r":claimed_by_\d+_\d+", statement))  # each of which holds one slot
         names = [name for name, *_ in cursor.description or ()]
         wide = any(re.match(r"(x|slot_number|key_\d|column_\d)(_\d+)?$", name) for name in names)
         if wide and cursor.rows:
@@ -138,7 +139,7 @@ def numbers(call: Callable[[QueueSession, Any], Any], model: type[QueueMixin], m
             keys = [bool(re.match(r"([xyz]|slot_number|key_\d|column_[123])(_\d+)?$", name)) for name in names]
             cursor.rows = [
                 tuple(n if is_key else value for is_key, value in zip(keys, row, strict=True))
-                for n in range(missing, MANY)
+                for n in range(missing, holders or MANY)
             ]
 
     with QueueSession(engine) as session, suppress(ClaimLostError, ArgumentError):
