@@ -116,8 +116,10 @@ def work(db: Database, over: Event, *, early: bool) -> list[int]:
                 actor.commit()  # from here on the row can be written while it runs
             actor.complete(task)
         actor.commit()
-        if task is None and last_look:
-            return seen
+        if task is None:
+            if last_look:
+                return seen
+            over.wait(0.005)
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])

@@ -48,7 +48,7 @@ def test_they_take_their_turn_before_the_backlog_ends(
     where = [model.topic == "a"] if model is Mail else []
     worker = workers.make()
     handle = with_session(db, lambda session, task: session.add(model(**values)) if task.priority == 0 else None)
-    worker.handler(model, *where, mode=mode, concurrency=20 if model is Visit else 1)(handle)
+    worker.handler(model, *where, mode=mode, concurrency=4 if model is Visit else 1)(handle)
     workers.start(worker)
     eventually(lambda: count(db, model, model.priority == -1, model.status == "completed") == len(DUE))
     assert count(db, model, model.status == "available") > BACKLOG // 2

@@ -25,7 +25,7 @@ WRITERS = 40
 
 @contextmanager
 def writers(db: Database) -> Iterator[list[int]]:
-    """Run writers; yield the list to which each commit is appended."""
+    """Run writers, of which one always has the lock; yield the list to which each commit is appended."""
     db.insert(Account, [{"id": 1, "name": ""}])
     stop, commits = threading.Event(), list[int]()
 
@@ -34,6 +34,7 @@ def writers(db: Database) -> Iterator[list[int]]:
             try:
                 with db.engine.begin() as connection:
                     connection.execute(update(Account).values(name="x"))
+                    time.sleep(0.005)
             except OperationalError:
                 continue
             commits.append(1)
