@@ -11,6 +11,7 @@ import socket
 import traceback
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path, PurePath
 
 from sqlalchemy.exc import SQLAlchemyError, StatementError
@@ -67,6 +68,7 @@ def ascii_text(text: str) -> str:
     return plain[: _LONGEST - _LONGEST_END - 3] + "..." + plain[-_LONGEST_END:]
 
 
+@cache
 def host_name() -> str:
     """Return the name of this machine, short and in ASCII, so that any database can store it as a part of names."""
     return ascii_text(socket.gethostname())[:_LONGEST_HOST]

@@ -230,7 +230,7 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     """Rescue recurring tasks in batches of one statement, each of which locks the rows that it reschedules."""
     if limit is not None:
         checks.count("limit", limit)
-    adapter = open_(session, spec, Access.CLAIM)
+    adapter = open_(session, spec, Access.SKIP)
     rescued = 0
     while limit is None or rescued < limit:
         number = adapter.keys.most(spec) if limit is None else min(limit - rescued, adapter.keys.most(spec))

@@ -33,8 +33,8 @@ from ..queue.options import Status
 from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST, Assignment, is_held, write
 from ..sql.selection import Pick, Step, named_picks, picks
-from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
-from ..transaction.ledger import Hold, claim_of, guard, ledger_of, settle
+from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
+from ..transaction.ledger import Hold, claim_in, claim_of, guard, ledger_of, settle
 from .recording import ABANDONED, last_claims, record
 from .session_criteria import scope_of
 from .unreadable import set_aside
@@ -94,9 +94,9 @@ def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
     return order
 
 
-def check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
+def _check_order(adapter: Adapter, pick: Pick) -> None:
     """Raise :class:`.ArgumentError` for an order that no index has, on engines that lock the rows that they sort."""
-    if order and pick.index is not None and not adapter.locking.orders_freely:
+    if pick.index is not None and not adapter.locking.orders_freely:
         name = adapter.product.name
         raise ArgumentError(
             f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
@@ -104,108 +104,12 @@ def check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
         )
 
 
-def check_claim(limit: int, lease: Lease) -> None:
-    """Raise :class:`.ArgumentError` for an invalid limit or lease."""
-    count("limit", limit)
-    if lease is not None and lease != "default":
-        duration("lease", lease)
-
-
 def claimer_name(claimed_by: str | None) -> str:
     """Return the name to store in ``claimed_by``, by default ``host:pid``."""
     return default_claimer() if claimed_by is None else checks.name("claimed_by", claimed_by, LONGEST_NAME)
 
 
-# -- takes the rows of tasks: locks them, and writes the claim --------------------------------------------------------
-
-PATIENCE = 1.0
-"""Seconds for which a claim goes on after it has met a row that cannot be read."""
-
-
-class Patience:
-    """Tells when a claim that meets rows that cannot be read has to return.
-
-    There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
-    """
-
-    def __init__(self) -> None:
-        self._until = math.inf
-
-    def begin(self) -> None:
-        """Let the time begin, if it has not yet."""
-        self._until = min(self._until, time.monotonic() + PATIENCE)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time has passed."""
-        return time.monotonic() >= self._until
-
-
-def take(
-    session: Session,
-    query: ClaimQuery,
-    limit: int,
-    assignments: Sequence[Assignment] = (),
-    parameters: Parameters | None = None,
-    *,
-    delete: bool = False,
-    patience: Patience | None = None,
-) -> list[Any]:
-    """Take available rows first, then due rows if there are fewer than ``limit``.
-
-    Rows that cannot be read are set aside, and others taken instead, until the ``patience`` of the claim is over.
-    """
-    adapter = open_to_claim(session, query.spec, holds=not assignments and not delete)
-    spec, tasks = query.spec, list[Any]()
-    passed, patience = ledger_of(session).locked(spec.table), patience or Patience()
-    for step in query.steps:
-        while len(tasks) < limit:
-            pick = step(limit - len(tasks))
-            if passed:
-                pick = pick.without(adapter.keys.key_in(spec, passed))
-            check_order(adapter, pick, query.order)
-            taking = Taking(
-                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
-            )
-            records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
-            taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
-            if not taking.unreadable:
-                tasks += taken
-                break
-            patience.begin()
-            set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
-            # a claim that has to search for its rows also finds those of the step before
-            before = {spec.identity_of(task) for task in tasks}
-            tasks += [task for task in taken if spec.identity_of(task) not in before]
-            passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
-            if patience.is_over:
-                return tasks
-    return tasks
-
-
-def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
-    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
-
-    The rows are locked first: afterwards they show only the new claim.
-    """
-    pick, tasks = taking.pick, list[Any]()
-    spec = pick.spec
-    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
-        named = adapter.keys.key_in(spec, some)
-        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
-        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
-        taken = adapter.claims.take(session, replace(taking, pick=chosen))
-        found = {spec.identity_of(task) for task in taken}
-        if taking.assignments:  # otherwise, setting rows aside records them
-            found.update(each.identity for each in taking.unreadable)
-        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
-        tasks += taken
-    return tasks
-
-
 # -- claims tasks for processing --------------------------------------------------------------------------------------
-
-_taking = lru_cache(CACHE_SIZE)(taking)
 
 
 def claim(
@@ -221,9 +125,8 @@ def claim(
 
     For its arguments, locks and errors see :func:`claim_many`.
     """
-    tasks = claim_many(
-        session, entity, *where, limit=1, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
-    )
+    query = ClaimQuery(spec_of(entity), where, order_by, options)
+    tasks = claim_matching(session, query, 1, lease=lease, claimed_by=claimed_by)
     return tasks[0] if tasks else None
 
 
@@ -280,127 +183,182 @@ def claim_matching(
 
     ``holds``: only the locks of the open transaction enforce limits.
     """
-    check_claim(limit, lease)
+    count("limit", limit)
+    if lease is not None and lease != "default":
+        duration("lease", lease)
     session = session_of(session)
     query = scoped(session, query)
-    until = query.spec.options.lease if lease == "default" else lease
-    claimer = Claimer(claimer_name(claimed_by), until, tokens)
-    if query.spec.is_limited:
-        return _claim_with_slots(session, query, limit, claimer, holds=holds or until is None)
-    return _claim_due(session, query, limit, claimer)
+    spec = query.spec
+    until = spec.options.lease if lease == "default" else lease
+    call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens)
+    if not spec.is_limited:
+        return call.claim(query, limit)
+    adapter = open_(session, spec, Access.HOLD if holds or until is None else Access.CLAIM)
+    return call.with_slots(adapter).claim(query.where, query.order, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Claimer:
-    """What the statements of one claim share: the values that they write, and the time for rows that cannot be read."""
+PATIENCE = 1.0
+"""Seconds for which a claim goes on after it has met a row that cannot be read.
 
-    name: str
-    lease: timedelta | None
+There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
+"""
+_claim_assignments = lru_cache(CACHE_SIZE)(taking)
+
+
+@dataclass(slots=True)
+class ClaimCall:
+    """One call that claims: who claims from which queue, and for how long."""
+
+    session: Session
+    query: ClaimQuery
+    claimed_by: str
+    lease: timedelta | None = None
+    """The lease; ``None`` if only the locks of the open transaction hold the tasks."""
     tokens: Callable[[], int] = new_token
-    patience: Patience = field(default_factory=Patience)
+    _until: float = field(default=math.inf, init=False)
+    """When to return without further tasks, see :data:`PATIENCE`."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
+        return time.monotonic() >= self._until
 
-def _claim_due(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
-    if query.spec.recurs:
-        return _claim_runs(session, query, limit, claimer)
-    return _hold(session, query, limit, claimer)
-
-
-def _claim_runs(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
-    """Claim recurring tasks.  Schedule those that must not run now for a later time, and claim others instead."""
-    spec = query.spec
-    kept: list[Any] = []
-    while True:
-        tasks = _hold(session, query, limit - len(kept), claimer)
-        fence = Fence(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
-        fenced = FencedClaims(open_(session, spec), session, fence, [claim_of(task) for task in tasks])
-        skipped = skip_runs(fenced, tasks)
-        kept += [task for task in tasks if spec.identity_of(task) not in skipped]
-        for task in tasks:
-            if spec.identity_of(task) in skipped:
-                settle(session, task, "skipped")
-        if not skipped or claimer.patience.is_over:
-            return kept
-
-
-def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
-    spec, name, lease, patience = query.spec, claimer.name, claimer.lease, claimer.patience
-    token = claimer.tokens()
-    if lease is None:
-        tasks = _lock(session, query, limit, patience)
-    else:
-        tasks = take(session, query, limit, _taking(spec, name, lease), {TOKEN: token}, patience=patience)
-    attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
-    more, locked_by = lease is None, name if lease is None else None
-    holds: list[tuple[InstanceState[Any], Hold]] = []
-    for task in tasks:
-        number, since = (
-            min(getattr(task, attempt) + more, LARGEST),
-            None if more else instance_dict(task).get(claimed_at),
+    def with_slots(self, adapter: Adapter) -> LimitedClaim:
+        """Return the claim of tasks of the query, each together with the slot that it needs."""
+        return LimitedClaim(
+            self.session,
+            adapter,
+            self.query.spec,
+            self._claim_some,
+            is_over=lambda: self.is_over,
+            lease=self.lease,
         )
-        made = Claim(type(task), spec.identity_of(task), number, token, name, since)
-        holds.append((instance_state(task), Hold(made, locked_by)))
-    ledger_of(session).remember(session, holds)
+
+    def _claim_some(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = self.claim(self.query.narrowed(where, named=named), limit)
+        return [(task, claim_of(task)) for task in tasks]
+
+    def claim(self, query: ClaimQuery, limit: int) -> list[Any]:
+        """Claim tasks.  Schedule recurring ones that must not run now for a later time, and claim others instead."""
+        spec = query.spec
+        if not spec.recurs:
+            return self._claim_rows(query, limit)
+        kept: list[Any] = []
+        while True:
+            tasks = self._claim_rows(query, limit - len(kept))
+            fence = Fence(spec=spec, claimed_by=self.claimed_by if self.lease is None else None)
+            fenced = FencedClaims(open_(self.session, spec), self.session, fence, [claim_of(task) for task in tasks])
+            skipped = skip_runs(fenced, tasks)
+            kept += [task for task in tasks if spec.identity_of(task) not in skipped]
+            for task in tasks:
+                if spec.identity_of(task) in skipped:
+                    settle(self.session, task, "skipped")
+            if not skipped or self.is_over:
+                return kept
+
+    def _claim_rows(self, query: ClaimQuery, limit: int) -> list[Any]:
+        """Lock tasks, write the claim to them unless only the locks hold them, and record it in the ledger."""
+        spec, name, token = query.spec, self.claimed_by, self.tokens()
+        attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
+        holds: list[tuple[InstanceState[Any], Hold]] = []
+        if self.lease is None:
+            tasks = self.take(query, limit)
+            _prepare_locked(self.session, spec, tasks)
+            for task in tasks:
+                number = min(getattr(task, attempt) + 1, LARGEST)
+                made = Claim(type(task), spec.identity_of(task), number, token, name)
+                holds.append((instance_state(task), Hold(made, locked_by=name)))
+        else:
+            tasks = self.take(query, limit, _claim_assignments(spec, name, self.lease), {TOKEN: token})
+            for task in tasks:
+                since = instance_dict(task).get(claimed_at)
+                made = Claim(type(task), spec.identity_of(task), getattr(task, attempt), token, name, since)
+                holds.append((instance_state(task), Hold(made)))
+        ledger_of(self.session).remember(self.session, holds)
+        return tasks
+
+    def take(
+        self,
+        query: ClaimQuery,
+        limit: int,
+        assignments: Sequence[Assignment] = (),
+        parameters: Parameters | None = None,
+        *,
+        delete: bool = False,
+    ) -> list[Any]:
+        """Lock tasks, and write the assignments or delete them: available rows first, then due rows if there are fewer
+        than ``limit``.
+
+        Rows that cannot be read are set aside, and others taken instead, as long as there is time.
+        """
+        session, spec, tasks = self.session, query.spec, list[Any]()
+        adapter = open_(session, spec, Access.CLAIM if assignments or delete else Access.HOLD)
+        passed = ledger_of(session).locked(spec.table)
+        for step in query.steps:
+            while len(tasks) < limit:
+                pick = step(limit - len(tasks))
+                if passed:
+                    pick = pick.without(adapter.keys.key_in(spec, passed))
+                if query.order:
+                    _check_order(adapter, pick)
+                taking = Taking(
+                    pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
+                )
+                records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
+                taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+                if not taking.unreadable:
+                    tasks += taken
+                    break
+                self._until = min(self._until, time.monotonic() + PATIENCE)
+                set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
+                # a claim that has to search for its rows also finds those of the step before
+                before = {spec.identity_of(task) for task in tasks}
+                tasks += [task for task in taken if spec.identity_of(task) not in before]
+                passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
+                if self.is_over:
+                    return tasks
+        return tasks
+
+
+def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
+    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
+
+    The rows are locked first: afterwards they show only the new claim.
+    """
+    pick, tasks = taking.pick, list[Any]()
+    spec = pick.spec
+    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
+        named = adapter.keys.key_in(spec, some)
+        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
+        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
+        taken = adapter.claims.take(session, replace(taking, pick=chosen))
+        found = {spec.identity_of(task) for task in taken}
+        if taking.assignments:  # otherwise, setting rows aside records them
+            found.update(each.identity for each in taking.unreadable)
+        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
+        tasks += taken
     return tasks
 
 
-def _lock(session: Session, query: ClaimQuery, limit: int, patience: Patience) -> list[Any]:
-    """Claim tasks by locking their rows. Writes only to rows whose worker has crashed."""
-    spec = query.spec
-    tasks = take(session, query, limit, patience=patience)
-    if tasks:
-        guard(session, session.connection(spec.bind_arguments))
-    _record_abandoned(session, spec, tasks)
-    crashed = [task for task in tasks if _is_held_by_worker(spec, task)]
-    if crashed:
-        _take_over(session, spec, crashed)
-    return tasks
+def _prepare_locked(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> None:
+    """Make a commit check that the locked ``tasks`` are settled, and record the attempts of claimers that have crashed,
+    which the rows still show.
 
-
-def _record_abandoned(session: Session, spec: QueueSpec, locked: Sequence[Any]) -> None:
-    """Record the attempts of claimers that have crashed, which the rows still show."""
-    names = [spec.attributes[role] for role in ("attempt", "claim_token", "claimed_by", "claimed_at")]
-    if history_of(spec.table.metadata) is not None:
-        left = [task for task in locked if getattr(task, spec.attributes["status"]) == Status.RUNNING]
-        claims = [Claim(type(task), spec.identity_of(task), *(getattr(task, name) for name in names)) for task in left]
-        record(open_(session, spec), session, claims, ABANDONED)
-
-
-def _take_over(session: Session, spec: QueueSpec, crashed: Sequence[Any]) -> None:
+    Writes only to rows whose worker has crashed.
+    """
+    if not tasks:
+        return
+    guard(session, session.connection(spec.bind_arguments))
+    left = [task for task in tasks if getattr(task, spec.attributes["status"]) == Status.RUNNING]
     adapter = open_(session, spec)
+    if history_of(spec.table.metadata) is not None:
+        record(adapter, session, [claim_in(task) for task in left], ABANDONED)
+    crashed = [task for task in left if getattr(task, spec.attributes["claim_token"]) < 0]  # of a worker
     for some in adapter.keys.batches(spec, [spec.identity_of(task) for task in crashed]):
         taken_over = write(spec, adapter.keys.key_in(spec, some), taking_over(spec))
         adapter.rows.execute(session, spec, adapter.keys.by_key(spec, taken_over))
     for task in crashed:
         session.refresh(task, [spec.attributes["max_attempts"], spec.attributes["crashes"]])
-
-
-def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
-    status, token = (getattr(task, spec.attributes[role]) for role in ("status", "claim_token"))
-    return bool(status == Status.RUNNING and token < 0)
-
-
-def _claim_with_slots(session: Session, query: ClaimQuery, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
-    """Claim tasks together with the slots that they need."""
-    adapter = open_to_claim(session, query.spec, holds=holds)
-    return limited_claim(session, adapter, query, claimer).claim(query.where, query.order, limit)
-
-
-def limited_claim(session: Session, adapter: Adapter, query: ClaimQuery, claimer: Claimer) -> LimitedClaim:
-    """Return a claim of tasks with slots that claims, among the tasks of ``query``, as :func:`claim_many` does."""
-
-    def claim_some(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, query.narrowed(where, named=named), limit, claimer)
-        return [(task, claim_of(task)) for task in tasks]
-
-    return LimitedClaim(
-        session,
-        adapter,
-        query.spec,
-        claim_some,
-        is_over=lambda: claimer.patience.is_over,
-        lease=claimer.lease,
-    )
 
 
 # -- claims from several parts of a queue in fair shares --------------------------------------------------------------

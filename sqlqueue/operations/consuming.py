@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
+from .._support.checks import count
 from .._support.errors import Claim, ClaimLostError, UnsettledClaimError, new_token
 from .._support.texts import error_text, logger_of
 from ..lifecycle.fence import TOKEN
@@ -22,14 +23,14 @@ from ..queue.options import AttemptOutcome
 from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST
 from ..transaction.connection import AnySession, open_, session_of
-from ..transaction.ledger import claim_of, is_unsettled, ledger_of
-from .claiming import ClaimQuery, Lease, OrderBy, check_claim, claim, claim_matching, claimer_name, scoped, take
+from ..transaction.ledger import claim_in, claim_of, is_unsettled, ledger_of
+from .claiming import ClaimCall, ClaimQuery, Lease, OrderBy, claim, claim_matching, claimer_name, scoped
 from .recording import Attempt, Told, brief, record
 from .settling import complete, fail
 
 # -- consumes tasks: claims and completes them at once ----------------------------------------------------------------
 
-_consuming = lru_cache(CACHE_SIZE)(consuming)
+_consume_assignments = lru_cache(CACHE_SIZE)(consuming)
 
 
 def consume(
@@ -73,12 +74,15 @@ def consume_matching(
     if any(kind.continues(spec) for kind in kinds_of(spec)):
         tasks = claim_matching(session, query, limit, claimed_by=claimed_by, holds=True)
         return _complete_at_once(session, spec, tasks)
-    check_claim(limit, "default")
-    deletes = spec.options.on_complete == "delete"
-    assignments = () if deletes else _consuming(spec, claimer_name(claimed_by))
-    token = {} if deletes else {TOKEN: new_token()}
-    tasks = take(session, scoped(session, query), limit, assignments, token, delete=deletes)
-    _record_consumed(session, spec, tasks, None if not deletes else claimer_name(claimed_by))
+    count("limit", limit)
+    name, deletes = claimer_name(claimed_by), spec.options.on_complete == "delete"
+    query = scoped(session, query)
+    call = ClaimCall(session, query, name)
+    if deletes:
+        tasks = call.take(query, limit, delete=True)
+    else:
+        tasks = call.take(query, limit, _consume_assignments(spec, name), {TOKEN: new_token()})
+    _record_consumed(session, spec, tasks, name if deletes else None)
     ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():
         session.expunge(task)
@@ -90,13 +94,15 @@ def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], cl
     not show it."""
     if history_of(spec.table.metadata) is None:
         return
-    attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
-    claims = [
-        Claim(type(task), spec.identity_of(task), min(getattr(task, attempt) + 1, LARGEST), 0, claimer)
-        if claimer is not None
-        else Claim(type(task), spec.identity_of(task), getattr(task, attempt), 0, getattr(task, by), getattr(task, at))
-        for task in tasks
-    ]
+    if claimer is None:
+        claims = [claim_in(task) for task in tasks]
+    else:
+        tried = [getattr(task, spec.attributes["attempt"]) for task in tasks]
+        numbers = (min(attempt + 1, LARGEST) for attempt in tried)
+        claims = [
+            Claim(type(task), spec.identity_of(task), number, claimed_by=claimer)
+            for task, number in zip(tasks, numbers, strict=True)
+        ]
     record(open_(session, spec), session, claims, Told(AttemptOutcome.COMPLETED))
 
 

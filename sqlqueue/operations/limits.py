@@ -45,7 +45,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     checks.at_once("limit", limit, least=0)
     checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
-    adapter = open_(session, slots, Access.CLAIM)
+    adapter = open_(session, slots, Access.SKIP)
     refuse_if_restricted(session, adapter, spec, "set_limit()")
     of_key = slots["slot_key"] == key
     if not adapter.rows.exists(session, slots, of_key):

@@ -64,7 +64,7 @@ def pause(
     who = default_claimer() if paused_by is None else paused_by
     checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
-    adapter = open_(session, spec, Access.CLAIM)
+    adapter = open_(session, spec, Access.SKIP)
     refuse_if_restricted(session, adapter, spec, "pause()")
     # UPDATE instead of SELECT, to wait for an uncommitted resume()
     unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)

@@ -72,7 +72,7 @@ def prune(
         count("limit", limit)
     old = only(spec, is_prunable(spec, older_than, adopted=adopted), *within(session, spec))
     # rows spread over several tables need a savepoint, and SQLite must begin the transaction before it
-    adapter = open_(session, spec, Access.CLAIM if _is_spread(spec) else Access.READ)
+    adapter = open_(session, spec, Access.SKIP if _is_spread(spec) else Access.READ)
     pruned = _Pruning(session, adapter, spec, old).delete(limit)
     _report(spec, pruned, older_than, adopted=adopted)
     return pruned

@@ -283,7 +283,7 @@ def declare_schedules(
             "where= limits which tasks may be removed: give remove_missing=True as well, or omit where="
         )
     chosen = only(spec, *within(session, spec, where))
-    declaring = _Declaring(session, open_(session, spec, Access.CLAIM), declaration)
+    declaring = _Declaring(session, open_(session, spec, Access.SKIP), declaration)
     outcomes = declaring.apply(chosen if remove_missing else None)
     if outcomes["created"] or outcomes["updated"]:
         announce(session, spec)

@@ -23,7 +23,7 @@ def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOpti
     """
     if session.dispatch.do_orm_execute:
         options = _options_shown(session, spec, options)
-    return tuple(_criteria(spec, options))
+    return tuple(_criteria(spec, options)) if options else ()
 
 
 def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tuple[Where, ...]:

@@ -618,7 +618,7 @@ def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, wai
 def _open(session: Session, spec: QueueSpec, *, waits: bool = True) -> Adapter:
     # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
     meets = Access.CHANGE if spec.is_limited else Access.READ
-    return open_(session, spec, meets if waits else Access.CLAIM)
+    return open_(session, spec, meets if waits else Access.SKIP)
 
 
 def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:

@@ -242,7 +242,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit:
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
-    adapter = open_(session, spec, Access.CLAIM)
+    adapter = open_(session, spec, Access.SKIP)
     _, due = picks(spec, within(session, spec, where), ())
     pick = due(limit)
     keys = adapter.claims.lock(session, pick)
@@ -271,7 +271,7 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
-    adapter = open_(session, spec, Access.CLAIM)
+    adapter = open_(session, spec, Access.SKIP)
     ready, _ = picks(spec, within(session, spec, where), ())
     keys = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
     available = replace(ready(limit), state=(is_available(spec),))

@@ -258,7 +258,7 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
     spec = specs_of(target)[0]
     table = _table_of(spec)
     session = session_of(session)
-    adapter = open_(session, spec, Access.CLAIM)
+    adapter = open_(session, spec, Access.SKIP)
     for each in specs_of(target):
         refuse_if_restricted(session, adapter, each, "a command to workers")
     found = workers(session, target, limit=None)

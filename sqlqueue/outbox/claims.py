@@ -27,8 +27,8 @@ from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import Assignment, is_held, write
 from ..sql.selection import Pick, picks
-from ..transaction.connection import AnySession, default_claimer, open_to_claim, session_of
-from ..transaction.ledger import Hold, ledger_of
+from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
+from ..transaction.ledger import Hold, claim_in, ledger_of
 
 # -- statements about the order of the messages of a key --------------------------------------------------------------
 
@@ -141,7 +141,7 @@ def claim_messages(
         duration("lease", lease)
     session = session_of(session)
     scoped = within(session, spec, where)
-    adapter = open_to_claim(session, spec)
+    adapter = open_(session, spec, Access.CLAIM)
     query = _MessageQuery(spec, scoped, limit)
     lines, mine = _locked_lines(session, adapter, query)
     token = new_token()
@@ -151,7 +151,7 @@ def claim_messages(
     record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)
     unreadable: list[Unreadable] = []
     messages = adapter.rows.load(session, spec, _without_gaps(lines, taken), unreadable=unreadable)
-    _remember(session, spec, messages, token)
+    _remember(session, messages)
     if not unreadable:
         return messages
     set_aside(adapter, session, spec, unreadable, claimed=True)
@@ -272,13 +272,6 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
     return [identity for line in lines for identity in takewhile(held.__contains__, line)]
 
 
-def _remember(session: Session, spec: QueueSpec, messages: Sequence[Any], token: int) -> None:
+def _remember(session: Session, messages: Sequence[Any]) -> None:
     """Register the claims of ``messages`` with the session."""
-    attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
-    claims = [
-        Claim(type(each), spec.identity_of(each), getattr(each, attempt), token, getattr(each, by), getattr(each, at))
-        for each in messages
-    ]
-    ledger_of(session).remember(
-        session, [(instance_state(each), Hold(claim)) for each, claim in zip(messages, claims, strict=True)]
-    )
+    ledger_of(session).remember(session, [(instance_state(each), Hold(claim_in(each))) for each in messages])

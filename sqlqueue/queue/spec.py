@@ -103,42 +103,42 @@ class QueueSpec:
     def __getitem__(self, role: str) -> Column[Any]:
         return self.columns[role]
 
-    @property
+    @cached_property
     def recurs(self) -> bool:
         """Whether tasks may have a next run after their last attempt (``RecurringMixin``)."""
         return "schedule" in self.columns
 
-    @property
+    @cached_property
     def is_limited(self) -> bool:
         """Whether a running task holds a slot, which the transaction that settles it must see (``LimitMixin``)."""
         return "limit_key" in self.columns
 
-    @property
+    @cached_property
     def has_stages(self) -> bool:
         """Whether tasks go through stages (``StageMixin``)."""
         return "stage" in self.columns
 
-    @property
+    @cached_property
     def has_topics(self) -> bool:
         """Whether the queue is divided by topic (``TopicMixin``)."""
         return "topic" in self.columns
 
-    @property
+    @cached_property
     def has_unique_keys(self) -> bool:
         """Whether unfinished tasks have unique keys, besides their primary keys (``UniqueMixin``)."""
         return "unique_key" in self.columns
 
-    @property
+    @cached_property
     def keeps_results(self) -> bool:
         """Whether the queue stores the results of tasks (``ResultMixin``)."""
         return "result" in self.columns
 
-    @property
+    @cached_property
     def holds_tasks(self) -> bool:
         """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
         return "slot_key" not in self.columns
 
-    @property
+    @cached_property
     def isolates_suspects(self) -> bool:
         """Whether workers run tasks that may have crashed a process separately from others.
 

@@ -253,7 +253,7 @@ def _said(ended: _Performed, raise_errors: bool) -> OutcomeKind:
 
 
 def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Performed:
-    adapter = open_(session, spec_of(type(task)), Access.CLAIM)
+    adapter = open_(session, spec_of(type(task)), Access.SKIP)
     handler = _handler(session, adapter, worker.handlers, task)
     if not is_unsettled(task):
         _claim(session, task, handler)

@@ -6,7 +6,7 @@ import os
 from enum import Enum, auto
 from typing import Any, TypeAlias, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import immutabledict
 
@@ -44,27 +44,35 @@ class Access(Enum):
     """The operation waits for none of them."""
     CHANGE = auto()
     """The operation may wait for some of them."""
-    CLAIM = auto()
+    SKIP = auto()
     """The operation locks rows, and skips those that others have locked."""
+    CLAIM = auto()
+    """Like :attr:`SKIP`, and the operation loads the instances of the rows that it locks."""
     HOLD = auto()
     """Like :attr:`CLAIM`, and only these locks keep others out until the transaction ends."""
+
+
+_LOADING = (Access.CLAIM, Access.HOLD)
+_SKIPPING = (Access.SKIP, *_LOADING)
 
 
 def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:
     """Begin a transaction on the engine of ``spec``, flush the session, and return the engine's adapter.
 
-    The adapter sets or checks the isolation level that ``access`` needs, and whether locks hold here if it relies on
-    them.  Raises :class:`.UnsupportedDialectError` and :class:`.UnsupportedIsolationError`.
+    Checks once per transaction what stays the same in it: the server, the isolation level that ``access`` needs, which
+    the adapter sets if it still can, and whether locks hold here if ``access`` relies on them.  Raises
+    :class:`.UnsupportedDialectError`, :class:`.UnsupportedIsolationError`, and :class:`.ArgumentError` if the session
+    uses different engines for the reads and writes of a claim.
     """
     bind = session.get_bind(**spec.bind_arguments)
-    # do not change the settings of an application's own Connection
-    fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
-    adapter = adapter_for(bind.dialect)
-    connection = _connect(session, spec, adapter, access, fresh=fresh)
-    adapter = adapter_for(connection.dialect)
-    adapter.server.verify(connection)
-    if access is Access.HOLD:
-        adapter.server.check_locks(connection)
+    ledger = ledger_of(session)
+    adapter = ledger.opened.get((bind, spec, access))
+    if adapter is None:
+        # do not change the settings of an application's own Connection
+        fresh = bind.engine not in ledger.begun and not isinstance(bind, Connection)
+        adapter = ledger.opened[bind, spec, access] = _begin(session, spec, access, bind, fresh=fresh)
+    elif access in _SKIPPING:  # the driver's transaction can end before the session's: on SQLite, with a savepoint
+        adapter.transactions.begin_to_claim(session.connection(spec.bind_arguments), spec, fresh=False)
     if not is_flushing(session):
         session.flush()
     return adapter
@@ -75,21 +83,26 @@ def is_flushing(session: Session) -> bool:
     return session._flushing
 
 
-def _connect(session: Session, spec: QueueSpec, adapter: Adapter, access: Access, *, fresh: bool) -> Connection:
-    """Return the session's connection for this queue, at an isolation level that suits ``access``.
+def _begin(session: Session, spec: QueueSpec, access: Access, bind: Engine | Connection, *, fresh: bool) -> Adapter:
+    """Begin the session's transaction on ``bind``, at an isolation level that suits ``access``; return the adapter.
 
     ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
     """
-    bind = session.get_bind(**spec.bind_arguments)
-    transactions = adapter.transactions
+    if access in _LOADING:
+        check_engine(session, spec, spec.selecting)
+    transactions = adapter_for(bind.dialect).transactions
     if access is not Access.READ and fresh and transactions.level(bind.engine) != READ_COMMITTED:
         with wrapping(bind.dialect):
             _begin_read_committed(session, spec)
     connection = session.connection(spec.bind_arguments)
-    if access in (Access.CLAIM, Access.HOLD):
+    if access in _SKIPPING:
         transactions.check_level(connection)
         transactions.begin_to_claim(connection, spec, fresh=fresh)
-    return connection
+    adapter = adapter_for(connection.dialect)  # knows more after the first connection of an engine
+    adapter.server.verify(connection)
+    if access is Access.HOLD:
+        adapter.server.check_locks(connection)
+    return adapter
 
 
 def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
@@ -100,16 +113,6 @@ def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
         return
     # SQLAlchemy 2.0 cannot do that from within a savepoint
     outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
-
-
-def open_to_claim(session: Session, spec: QueueSpec, *, holds: bool = False) -> Adapter:
-    """Return the adapter like :func:`open_`, for operations that load the instances of locked rows.
-
-    ``holds``: only the locks keep others out.  Also raises :class:`.ArgumentError` if the session uses different
-    engines for reads and writes.
-    """
-    check_engine(session, spec, spec.selecting)
-    return open_(session, spec, Access.HOLD if holds else Access.CLAIM)
 
 
 def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:

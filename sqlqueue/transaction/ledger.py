@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction
@@ -13,8 +13,9 @@ from sqlalchemy.orm.util import identity_key
 
 from .._support.errors import ArgumentError, Claim, IllegalTransitionError, UnsettledClaimError
 from .._support.texts import key_text
+from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
-from ..queue.spec import Identity, spec_of
+from ..queue.spec import Identity, QueueSpec, spec_of
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------
 
@@ -71,6 +72,8 @@ class Ledger:
     """The engines on which the transaction has begun."""
     used: set[SessionTransaction] = field(default_factory=set)
     """The transaction and its savepoints, as far as they have used a database."""
+    opened: dict[tuple[Engine | Connection, QueueSpec, Any], Adapter] = field(default_factory=dict)
+    """The adapters of the queues that the transaction uses, by access; what this needs has been checked."""
     guarded: set[Connection] = field(default_factory=set)
     """The connections whose commit checks for unsettled claims that only lock."""
     changes: list[_Change] = field(default_factory=list)
@@ -101,6 +104,8 @@ class Ledger:
 
     def locked(self, table: Table) -> list[Identity]:
         """Return the keys of the rows of ``table`` that are held only by their locks."""
+        if not self.changes:
+            return []
         return [claim.identity for claim in self.unsettled if spec_of(claim.entity).table is table]
 
     @property
@@ -133,6 +138,7 @@ class Ledger:
                     session.expire(state.obj())
         self.changes = kept
         self.used.discard(transaction)
+        self.opened.clear()
         if transaction.parent is None:
             self.begun.clear()
             self.guarded.clear()
@@ -239,15 +245,16 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 def hold_of(task: object) -> Hold:
     """Return the hold of ``task``.  Raises :class:`.IllegalTransitionError` if it has no unsettled claim."""
     spec_of(type(task))
-    return _unsettled(current_hold(instance_state(task)), task)
+    return _unsettled(instance_state(task), task)
 
 
-def _unsettled(hold: Hold | None, task: object) -> Hold:
+def _unsettled(state: InstanceState[Any], task: object) -> Hold:
+    hold: Hold | None = state.info.get(_HOLD)
     if hold is not None and hold.settled is None:
         return hold
     reason = "was not claimed, or its claim was rolled back" if hold is None else f"is already settled: {hold.settled}"
-    key = instance_state(task).identity
-    name = f"a new {type(task).__name__}" if key is None else f"{type(task).__name__} {key_text(key)}"
+    model, key = state.class_.__name__, state.identity
+    name = f"a new {model}" if key is None else f"{model} {key_text(key)}"
     raise IllegalTransitionError(f"{name} {reason}. Only claimed tasks can be settled, and only once", task=task)
 
 
@@ -279,6 +286,13 @@ def claim_of(task: object) -> Claim:
     return hold_of(task).claim
 
 
+def claim_in(task: object) -> Claim:
+    """Return the claim that the row of ``task`` shows, in the values of the instance."""
+    spec = spec_of(type(task))
+    names = (spec.attributes[role] for role in ("attempt", "claim_token", "claimed_by", "claimed_at"))
+    return Claim(type(task), spec.identity_of(task), *(getattr(task, name) for name in names))
+
+
 def claim_made(task: Any) -> Claim:
     """Return the claim just made of ``task``, even if the task was consumed and has nothing to settle."""
     hold = current_hold(instance_state(task))
@@ -294,7 +308,10 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     Raises :class:`.ArgumentError` for other objects, claims of several tables and repeated claims, and
     :class:`.IllegalTransitionError` for tasks without an unsettled claim.
     """
-    items: list[Any] = [tasks] if _is_one(tasks) else list(_iterable(tasks))
+    is_one = isinstance(tasks, Claim) or hasattr(type(tasks), "__queue_spec__")
+    if not is_one and not isinstance(tasks, Iterable):
+        raise ArgumentError(f"{tasks!r} is neither a claimed task nor a Claim, nor an iterable of them")
+    items: list[Any] = [tasks] if is_one else list(cast("Iterable[Any]", tasks))
     holds: list[tuple[Hold, InstanceState[Any] | None]]
     if not session.identity_map and not ledger_of(session).changes and set(map(type, items)) == {Claim}:
         holds = [(Hold(item), None) for item in items]  # there are no instances to find
@@ -317,7 +334,7 @@ def _hold(
     if not isinstance(item, Claim):
         return hold_of(item), instance_state(item)
     state = states.get(item) or _present(session, item)
-    return (Hold(item), None) if state is None else (_unsettled(current_hold(state), item), state)
+    return (Hold(item), None) if state is None else (_unsettled(state, item), state)
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
@@ -326,13 +343,3 @@ def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
     state = None if task is None else instance_state(task)
     hold = None if state is None else current_hold(state)
     return state if hold is not None and hold.claim == claim else None
-
-
-def _is_one(tasks: object) -> bool:
-    return isinstance(tasks, Claim) or hasattr(type(tasks), "__queue_spec__")
-
-
-def _iterable(tasks: object) -> Iterable[object]:
-    if isinstance(tasks, Iterable):
-        return tasks
-    raise ArgumentError(f"{tasks!r} is neither a claimed task nor a Claim, nor an iterable of them")

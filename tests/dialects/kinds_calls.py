@@ -8,7 +8,7 @@ from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limits import create_slots
 from sqlqueue.model.companions import worker_table
-from sqlqueue.operations.claiming import Claimer, ClaimQuery, _claim_due, limited_claim
+from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
@@ -65,8 +65,8 @@ def limited() -> Iterator[tuple[str, Call]]:
 def _claim_candidates(session: QueueSession) -> None:
     """Send the later statements of a claim that has found tasks with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
-    claim = limited_claim(session, adapter, ClaimQuery(spec), Claimer("claimer", MINUTE))
-    claim._claim({(1,): "x", (2,): None}, ())
+    call = ClaimCall(session, ClaimQuery(spec), "claimer", MINUTE)
+    call.with_slots(adapter)._claim({(1,): "x", (2,): None}, ())
 
 
 def outbox() -> Iterator[tuple[str, Call]]:
@@ -87,7 +87,7 @@ def history() -> Iterator[tuple[str, Call]]:
     yield "Past.claim", lambda s: s.claim(parcel)
     yield "Past.claim(locked)", lambda s: s.claim(parcel, lease=None)
     taking_over = ClaimQuery(parcel.__queue_spec__)
-    yield "Past.claim(due)", lambda s: _claim_due(s, taking_over, 10, Claimer("claimer", MINUTE))
+    yield "Past.claim(due)", lambda s: ClaimCall(s, taking_over, "claimer", MINUTE).claim(taking_over, 10)
     yield "Past.consume", lambda s: s.consume(parcel)
     yield "Past.complete(many)", lambda s: s.complete(claims(parcel, 3))
     yield "Past.complete(deletes)", lambda s: s.complete(claims(flare, 3))

@@ -44,6 +44,9 @@ class Hops:
         if what == "call" and code.co_filename.startswith(PACKAGE) and code.co_name not in COMPREHENSIONS:
             self._called.setdefault(code)
 
+    def __len__(self) -> int:
+        return len(self._called)
+
     def begin(self) -> None:
         self._called.clear()
         sys.setprofile(self._note)
@@ -85,7 +88,7 @@ def test_claim(sync_db: Database) -> None:
         with hops.recorded():
             assert session.claim(Task) is not None
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=54, files=16)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=43, files=15)
 
 
 def test_complete(sync_db: Database) -> None:
@@ -95,7 +98,7 @@ def test_complete(sync_db: Database) -> None:
         with hops.recorded():
             session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=63, files=14)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=62, files=13)
 
 
 def test_enqueue_with_conflict(sync_db: Database) -> None:
@@ -115,24 +118,24 @@ def test_claim_with_limits(sync_db: Database) -> None:
             task = session.claim(Visit)
         session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=147, files=24)
+    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=134, files=22)
 
 
 def test_job_with_session(sync_db: Database) -> None:
     """The thread of a worker's handler, from one call of it to the next."""
-    sync_db.insert(Task, [{"number": number} for number in range(5)])
-    workers, hops, calls = Workers(sync_db), Hops(), list[Task]()
+    sync_db.insert(Task, [{"number": number} for number in range(6)])
+    workers, hops = Workers(sync_db), [Hops()]
     worker = workers.make(poll=timedelta(seconds=0.01))
 
     @worker.handler(Task, concurrency=1)
     def handle(session: Session, task: Task) -> None:
-        hops.end()
+        hops[-1].end()
         session.add(Ledger(task_id=task.id))  # so that its transaction completes the task
-        calls.append(task)
-        if len(calls) < 5:
-            hops.begin()
+        hops.append(Hops())
+        hops[-1].begin()
 
     workers.start(worker)
-    eventually(lambda: len(calls) == 5)
+    eventually(lambda: len(hops) == 7)
     workers.end_test()
-    hops.check(functions=126, files=29)
+    # the fewest of those after the first: a busy machine adds some
+    min(hops[2:6], key=len).check(functions=127, files=29)

@@ -13,7 +13,7 @@ from sqlalchemy import event, inspect, select
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import Every, QueueSession, claim_of
+from sqlqueue import Every, IllegalTransitionError, QueueSession, claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES, spec_of
 from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, claim
 from tests.support.harness import Actor, Database
@@ -131,6 +131,15 @@ def test_an_iterable_of_instances_or_claims(db: Database) -> None:
         session.complete(claim_of(task) for task in tasks[2:4])
         session.complete([])
     assert [load(db, Task, task.id).status for task in tasks] == ["completed"] * 4 + ["running"]
+
+
+def test_a_claim_that_is_settled_already_is_refused(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        held = claim_of(session.claim(Task))
+        session.complete(held)
+        with pytest.raises(IllegalTransitionError, match="Task 1 is already settled: completed"):
+            session.complete(held)
 
 
 def test_several_claims_are_settled_by_one_statement(db: Database) -> None:

@@ -203,7 +203,7 @@ def _leave(session: Session, spec: QueueSpec, table: Table, key: str) -> None:
 
 def _forget(session: Session, spec: QueueSpec, table: Table) -> None:
     """Remove the rows of workers that died long ago, by key, so that this waits for no other worker."""
-    rows = open_(session, spec, Access.CLAIM).rows
+    rows = open_(session, spec, Access.SKIP).rows
     old: Any = rows.execute(session, spec, select(table.c.id).where(table.c.seen_at < utcnow(-FORGET)))
     for key in sorted(old.scalars()):
         rows.execute(session, spec, delete(table).where(table.c.id == key))
