@@ -194,9 +194,7 @@ def test_workers_respect_the_retention_of_dead_letters(
 ) -> None:
     monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=0.05))
     age(sync_db, completed=2 * DAY, discarded=2 * DAY)
-    worker = workers.make(poll=LONG)
-    worker.handler(Message)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Message, without_session(sync_db), poll=LONG)
     eventually(lambda: count(sync_db, Message) == 1)
     assert count(sync_db, Message, Message.status == "discarded") == 1
 

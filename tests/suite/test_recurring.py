@@ -230,9 +230,7 @@ def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  #
     with db.begin() as actor:
         assert actor.pause(Report)
     seen: list[datetime] = []
-    worker = workers.make(poll=timedelta(seconds=0.1))
-    worker.handler(Report)(without_session(db, lambda run: seen.append(run.scheduled_for)))
-    workers.start(worker)
+    workers.serve(Report, without_session(db, lambda run: seen.append(run.scheduled_for)), poll=timedelta(seconds=0.1))
     time.sleep(0.4)
     assert seen == []
     with db.begin() as actor:

@@ -30,6 +30,10 @@ PATIENCE = 60.0
 """Seconds after which a wait fails."""
 
 
+OF_WORKER = {"engine", "grace", "name", "notify", "poll", "version"}
+"""Options of a worker; the other ones are those of its handler."""
+
+
 class Workers:
     """The workers of a test; they are stopped at its end."""
 
@@ -60,6 +64,13 @@ class Workers:
         running = Running(worker)
         self._running.append(running)
         return running
+
+    def serve(self, model: Any, handler: Any, *where: Any, **options: Any) -> Running:
+        """Start a worker with one handler; the options are those of `make` and of :meth:`.Worker.handler`."""
+        of_worker = {name: options.pop(name) for name in OF_WORKER & options.keys()}
+        worker = self.make(**of_worker)
+        worker.handler(model, *where, **options)(handler)
+        return self.start(worker)
 
     def end_test(self) -> None:
         for running in self._running:

@@ -192,10 +192,9 @@ def test_a_handler_may_settle_its_task_and_commit_itself(db: Database, workers: 
         complete(session, task)
         session.commit()
 
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(with_session(db, settle))
     db.insert(Task, rows(1))
-    running = workers.start(worker)
+    running = workers.serve(Task, with_session(db, settle), poll=LONG)
+    worker = running.worker
     eventually(all_are(db, "completed"))
     running.stop()
     assert (worker._reports.counts["completed"], worker._reports.counts["lost"]) == (1, 0)

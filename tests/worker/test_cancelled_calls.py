@@ -28,9 +28,7 @@ def write(session: Any, task: Any) -> None:
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_it_counts_as_a_failure(db: Database, workers: Workers, mode: Any) -> None:
     db.insert(Task, ROWS)
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(with_session(db, write))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, write), mode=mode, concurrency=1)
     eventually(lambda: statuses(db) == ENDED)
     assert count(db, Ledger) == 4
     assert count(db, Task, Task.error == "CancelledError") == 1
@@ -44,9 +42,7 @@ def test_it_counts_as_a_failure_without_a_session(db: Database, workers: Workers
         if task.name == "bad":
             raise CancelledError
 
-    worker = workers.make()
-    worker.handler(Task, concurrency=1)(without_session(db, during))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, during), concurrency=1)
     eventually(lambda: statuses(db) == ENDED)
 
 

@@ -33,9 +33,7 @@ from tests.support.workers import (
 def test_a_locked_row_does_not_keep_others_from_being_settled(db: Database, workers: Workers) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 31)])
     blocking = BlockingHandler()
-    worker = workers.make()
-    worker.handler(Task, concurrency=30)(without_session(db, during=blocking))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, during=blocking), concurrency=30)
     blocking.wait_for(30)
     with db.engine.connect() as other:
         other.execute(select(Task.id).where(Task.id == 7).with_for_update())
@@ -79,9 +77,7 @@ def test_a_handler_that_exits_fails_and_the_worker_continues(
     def exits(session: Any, task: Any) -> None:
         raise error("bye")
 
-    worker = workers.make()
-    worker.handler(Task, mode=mode)(exits)
-    running = workers.start(worker)
+    running = workers.serve(Task, exits, mode=mode)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     assert not running.ended
 
@@ -95,9 +91,7 @@ def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Databas
         calls.append(1)
         getattr(session, how)()
 
-    worker = workers.make()
-    worker.handler(Task, mode="lock", concurrency=1)(lets_go)
-    workers.start(worker)
+    workers.serve(Task, lets_go, mode="lock", concurrency=1)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     with sync_db.engine.connect() as connection:
         said = connection.scalar(select(Task.error)) or ""
@@ -107,9 +101,7 @@ def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Databas
 
 def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1}])
-    worker = workers.make()
-    worker.handler(Task)(lambda session, task: session.delete(task))
-    workers.start(worker)
+    workers.serve(Task, lambda session, task: session.delete(task))
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     with sync_db.engine.connect() as connection:
         assert "on_complete='delete'" in (connection.scalar(select(Task.error)) or "")
@@ -141,9 +133,8 @@ def nothing_more(db: Database) -> None:
 
 
 def test_a_worker_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:
-    worker = workers.make()
-    worker.handler(Task)(without_session(sync_db))
-    first = workers.start(worker)
+    first = workers.serve(Task, without_session(sync_db))
+    worker = first.worker
     eventually(lambda: worker.health() is not None)
     first.stop()
     worker.stop()
@@ -153,9 +144,7 @@ def test_a_worker_can_be_stopped_after_its_end_and_run_again(sync_db: Database, 
 
 
 def test_a_worker_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
-    worker = workers.make()
-    worker.handler(Task)(without_session(sync_db))
-    workers.start(worker)
+    worker = workers.serve(Task, without_session(sync_db)).worker
     eventually(lambda: worker.health() is not None)
     with pytest.raises(IllegalTransitionError, match="already running"):
         worker.run()
@@ -191,9 +180,7 @@ def test_sessions_that_do_not_begin_by_themselves(sync_db: Database, workers: Wo
 def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1}])
     blocking = BlockingHandler()
-    worker = workers.make(poll=timedelta(seconds=0.2))
-    worker.handler(Task, lease=LONG)(with_session(sync_db, during=blocking))
-    workers.start(worker)
+    workers.serve(Task, with_session(sync_db, during=blocking), poll=timedelta(seconds=0.2), lease=LONG)
     blocking.wait_for(1)
     from tests.support.rows import end_leases
 

@@ -35,9 +35,7 @@ pytestmark = pytest.mark.asyncio_everywhere
 
 def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(20, "ready", "scheduled", "retryable", "expired"))
-    worker = workers.make(name="me")
-    worker.handler(Task)(with_session(db))
-    workers.start(worker)
+    worker = workers.serve(Task, with_session(db), name="me").worker
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 20
     assert count(db, Task, Task.claimed_by == "me", Task.finished_at.is_not(None)) == 20
@@ -47,9 +45,7 @@ def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Wor
 
 def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(2))
-    worker = workers.make()
-    worker.handler(Task)(raising(db, ValueError("no luck")))
-    workers.start(worker)
+    workers.serve(Task, raising(db, ValueError("no luck")))
     eventually(all_are(db, "retryable"))
     assert count(db, Ledger) == 0
     assert count(db, Task, Task.error == "ValueError: no luck") == 2
@@ -79,9 +75,7 @@ def test_tasks_without_a_session_are_completed_in_batches(
 ) -> None:
     monkeypatch.setattr(completer, "GATHER", 2)  # by far more than a busy machine takes to start a handler's thread
     db.insert(Task, [each for number in range(3) for each in rows(1, number=number)])
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db, lambda task: time.sleep(0.05 * task.number)))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, lambda task: time.sleep(0.05 * task.number)), poll=LONG)
     eventually(all_are(db, "completed"))
     with db.engine.connect() as connection:
         assert connection.scalar(select(func.count(Task.finished_at.distinct()))) == 1
@@ -91,9 +85,7 @@ def test_a_lost_claim_does_not_keep_others_from_being_completed(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(3))
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db, blocking))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, blocking), poll=LONG)
     blocking.wait_for(3)
     lost = blocking.started[0]
     with db.begin() as other:
@@ -115,9 +107,7 @@ def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: 
         if len(tries) < 3:
             raise OperationalError("…", {}, deadlock(session.connection()))
 
-    worker = workers.make()
-    worker.handler(Task)(with_session(db, write))
-    workers.start(worker)
+    worker = workers.serve(Task, with_session(db, write)).worker
     eventually(all_are(db, "completed"))
     assert tries == [1, 1, 1]
     assert count(db, Task, Task.number == 2, Task.attempt == 1) == 1
@@ -147,9 +137,7 @@ def test_the_classes_of_one_table(db: Database, workers: Workers) -> None:
     with db.begin() as session:
         session.add_all([Notice(), Reminder(about="tea"), Notice(), Reminder(about="milk")])
     seen: list[str] = []
-    worker = workers.make()
-    worker.handler(Notice)(with_session(db, lambda session, task: seen.append(getattr(task, "about", "notice"))))
-    workers.start(worker)
+    workers.serve(Notice, with_session(db, lambda session, task: seen.append(getattr(task, "about", "notice"))))
     eventually(all_are(db, "completed", Notice))
     assert sorted(seen) == ["milk", "notice", "notice", "tea"]
 
@@ -197,9 +185,7 @@ def test_in_lock_mode_nothing_is_written_before_the_commit(
 
 def test_in_lock_mode_a_failure_is_recorded_without_the_handlers_writes(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1, max_attempts=1))
-    worker = workers.make()
-    worker.handler(Task, mode="lock")(raising(db, ValueError("no luck")))
-    workers.start(worker)
+    workers.serve(Task, raising(db, ValueError("no luck")), mode="lock")
     eventually(all_are(db, "discarded"))
     assert count(db, Task, Task.error == "ValueError: no luck", Task.attempt == 1) == 1
     assert count(db, Ledger) == 0
@@ -216,9 +202,7 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
         seen.append(statuses(db)[task.id])
         raise ValueError("no luck")
 
-    worker = workers.make()
-    worker.handler(Task, mode="at-most-once")(without_session(db, during))
-    workers.start(worker)
+    worker = workers.serve(Task, without_session(db, during), mode="at-most-once").worker
     eventually(lambda: worker._reports.counts["failed"] == 2)
     assert seen == ["completed", "completed"]
     assert set(statuses(db).values()) == {"completed"}
@@ -228,9 +212,8 @@ def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(20))
-    worker = workers.make()
-    worker.handler(Task, concurrency=2, mode="at-most-once")(without_session(db, blocking))
-    running = workers.start(worker)
+    running = workers.serve(Task, without_session(db, blocking), concurrency=2, mode="at-most-once")
+    worker = running.worker
     blocking.wait_for(2)
     worker.stop()
     blocking.release()

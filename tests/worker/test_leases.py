@@ -45,9 +45,7 @@ def taken_over(db: Database, leases: float) -> list[Any]:
 
 def test_one_heartbeat_extends_all_leases(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(20))
-    worker = workers.make(poll=LONG)
-    worker.handler(Task, concurrency=20, batch=5, lease=LEASE)(without_session(db, blocking))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, blocking), poll=LONG, concurrency=20, batch=5, lease=LEASE)
     blocking.wait_for(20)
     with db.engine.connect() as connection:
         moments = select(func.count(Task.claimed_at.distinct()), func.count(Task.available_at.distinct()))
@@ -101,9 +99,7 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
-    worker = workers.make(poll=LONG)
-    worker.handler(Task, concurrency=1, lease=LEASE)(with_session(db, during=blocking))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, during=blocking), poll=LONG, concurrency=1, lease=LEASE)
     blocking.wait_for()
     take_over(db)
     eventually(lambda: blocking.lost == blocking.started)

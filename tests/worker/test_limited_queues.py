@@ -40,9 +40,7 @@ def test_a_worker_with_more_room_than_the_limit(
 ) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it must be notified of free slots
     visits(db, *["a"] * 6, "b")
-    worker = workers.make(poll=LONG)
-    worker.handler(Visit, concurrency=6)(without_session(db, blocking))
-    workers.start(worker)
+    workers.serve(Visit, without_session(db, blocking), poll=LONG, concurrency=6)
     blocking.wait_for(3)
     assert sorted(blocking.started) == [1, 2, 7]
     blocking.release()
@@ -53,9 +51,7 @@ def test_a_worker_with_more_room_than_the_limit(
 def test_a_suspect_that_only_its_lock_holds_leaves_its_slot_until_it_runs_alone(db: Database, workers: Workers) -> None:
     set_limit(db, 1)
     visits(db, "a", crashes=1)
-    worker = workers.make()
-    worker.handler(Visit, mode="lock")(with_session(db, nothing))
-    workers.start(worker)
+    workers.serve(Visit, with_session(db, nothing), mode="lock")
     eventually(all_are(db, "completed", Visit))
     assert count(db, Slot, Slot.status == "running") == 0
 
@@ -68,9 +64,7 @@ def test_a_worker_learns_of_tasks_cancelled_elsewhere(
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     visits(sync_db, *"aaa")
     assert len(claim(sync_db)) == 2
-    worker = workers.make(poll=LONG)
-    worker.handler(Visit)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Visit, without_session(sync_db), poll=LONG)
     time.sleep(0.5)
     with sync_db.begin() as actor:
         assert actor.cancel(Visit, Visit.id < 3) == 2
@@ -84,9 +78,7 @@ def test_a_worker_that_holds_its_tasks_by_their_locks(
     blocking: BlockingHandler,
 ) -> None:
     visits(db, *["a"] * 6, "b")
-    worker = workers.make()
-    worker.handler(Visit, concurrency=6, mode="lock")(with_session(db, during=blocking))
-    workers.start(worker)
+    workers.serve(Visit, with_session(db, during=blocking), concurrency=6, mode="lock")
     at_once = 1 if db.case.one_writer else 3
     blocking.wait_for(at_once)
     time.sleep(0.3)

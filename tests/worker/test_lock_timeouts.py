@@ -36,9 +36,8 @@ def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running,
         session.execute(update(Account).where(Account.id == 1).values(name="handler"))
 
     engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
-    worker = workers.make(engine=engine)
-    worker.handler(Task, concurrency=1)(with_session(db, write, during=during))
-    running = workers.start(worker)
+    running = workers.serve(Task, with_session(db, write, during=during), engine=engine, concurrency=1)
+    worker = running.worker
     assert arrived.wait(LONG)
     with db.engine.begin() as other:
         other.execute(update(Account).where(Account.id == 1).values(name="other"))

@@ -66,9 +66,7 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     said: str | None,
 ) -> None:
     db.insert(Task, [{"id": 7}])
-    worker = workers.make()
-    worker.handler(Task, mode="at-most-once")(raising(db, error, session=False))
-    workers.start(worker)
+    worker = workers.serve(Task, raising(db, error, session=False), mode="at-most-once").worker
     eventually(lambda: worker._reports.counts[outcome] == 1 and len(ends(log)) == bool(said))
     assert statuses(db) == {7: "completed"}
     assert not {"snoozed", "cancelled", "discarded"} & set(worker._reports.counts)
@@ -100,9 +98,7 @@ def test_a_retry_is_a_warning_and_a_dead_letter_an_error(
     session: bool,
 ) -> None:
     db.insert(Task, [{"id": 7, **columns}])
-    worker = workers.make()
-    worker.handler(Task)(raising(db, error, session=session))
-    workers.start(worker)
+    worker = workers.serve(Task, raising(db, error, session=session)).worker
     record = the_end(log)
     assert (record.levelname, record.getMessage()) == (level, f"Task 7: {said}")
     facts = {name: getattr(record, name) for name in ("queue", "identity", "attempt", "outcome")}
@@ -119,9 +115,7 @@ def test_a_retry_is_a_warning_and_a_dead_letter_an_error(
 def test_the_root_logger_is_left_alone(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
     root = (logging.getLogger().level, list(logging.getLogger().handlers))
     sync_db.insert(Task, [{}])
-    worker = workers.make()
-    worker.handler(Task)(raising(sync_db, ValueError("no")))
-    workers.start(worker)
+    workers.serve(Task, raising(sync_db, ValueError("no")))
     the_end(log)
     assert (logging.getLogger().level, list(logging.getLogger().handlers)) == root
 
@@ -142,9 +136,7 @@ def test_an_outage_is_not_held_against_the_task(
     sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:
     sync_db.insert(Task, [{"id": 7, "attempt": 2}])
-    worker = workers.make()
-    worker.handler(Task)(raising(sync_db, PoolTimeoutError("no connection is free")))
-    workers.start(worker)
+    workers.serve(Task, raising(sync_db, PoolTimeoutError("no connection is free")))
     record = the_end(log)
     assert (record.levelname, record.outcome, record.exc_info) == ("WARNING", "snoozed", None)  # type: ignore[attr-defined]
     assert record.getMessage().startswith("Task 7: attempt 3/3 failed (TimeoutError: no connection is free (returned ")
@@ -155,9 +147,7 @@ def test_a_policy_that_gives_up_and_a_key_of_two_columns(
     sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:
     sync_db.insert(Seat, [{"line": "a,b", "number": 7}])
-    worker = workers.make()
-    worker.handler(Seat)(raising(sync_db, ValueError("no"), session=False))
-    workers.start(worker)
+    workers.serve(Seat, raising(sync_db, ValueError("no"), session=False))
     assert the_end(log).getMessage().startswith('Seat "a,b",7: attempt 1/')
 
 
@@ -167,9 +157,7 @@ def test_a_run_that_is_given_up_is_an_error_too(
     sync_db.insert(
         Report, [{"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "attempts_before": 4, **LAST}]
     )
-    worker = workers.make()
-    worker.handler(Report)(raising(sync_db, ValueError("no"), session=False))
-    workers.start(worker)
+    workers.serve(Report, raising(sync_db, ValueError("no"), session=False))
     record = the_end(log)
     assert (record.levelname, record.outcome) == ("ERROR", "failed")  # type: ignore[attr-defined]
     assert record.getMessage() == "Report 7: attempt 1/1 failed (ValueError: no), no retry before its next run"
@@ -182,9 +170,7 @@ def test_of_crashed_tasks_with_schedules_only_those_without_a_next_run_are_dead_
     monkeypatch.setattr(maintenance, "RESCUE_EVERY", timedelta(seconds=0.05))
     monkeypatch.setattr(Reports, "named", named)
     sync_db.insert(Report, [{"id": 1, **CRASHED, "schedule": "PT3600S"}, {"id": 2, **CRASHED, "schedule": None}])
-    worker = workers.make()
-    worker.handler(Report)(without_session(sync_db))
-    workers.start(worker)
+    worker = workers.serve(Report, without_session(sync_db)).worker
     eventually(lambda: worker._reports.counts["discarded"] == worker._reports.counts["failed"] == 1)
     lines = [record.getMessage() for record in log.records if "crashed" in record.getMessage()]
     ends = {line.partition(": ")[0]: line.rpartition(", ")[2] for line in lines}
@@ -201,9 +187,7 @@ def test_crashed_tasks_that_are_given_up_are_dead_letters(
     monkeypatch.setattr(maintenance, "RESCUE_EVERY", timedelta(seconds=0.05))
     monkeypatch.setattr(Reports, "named", named)
     sync_db.insert(Task, [{"id": n, **CRASHED} for n in (1, 2, 3)])
-    worker = workers.make()
-    worker.handler(Task)(without_session(sync_db))
-    workers.start(worker)
+    worker = workers.serve(Task, without_session(sync_db)).worker
     eventually(lambda: (state := worker.health()) is not None and state.counts.get("discarded") == 3)
     lines = eventually(lambda: [record for record in log.records if "crashed" in record.getMessage()])
     assert {record.levelname for record in lines} == {"ERROR"}
@@ -267,9 +251,7 @@ def test_control_characters_are_escaped_in_the_log(
 
 
 def test_a_worker_logs_its_start_and_stop(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
-    worker = workers.make(name="mailer")
-    worker.handler(Task)(without_session(sync_db))
-    running = workers.start(worker)
+    running = workers.serve(Task, without_session(sync_db), name="mailer")
     eventually(lambda: "worker mailer started, for Task" in log.text)
     running.stop()
     assert [record.getMessage() for record in log.records][-1] == "worker mailer stopped"

@@ -31,9 +31,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start_two(db: Database, workers: Workers, model: Any) -> None:
     for name in ("first", "second"):
-        worker = workers.make(name=name, poll=LONG)
-        worker.handler(model)(without_session(db))
-        workers.start(worker)
+        workers.serve(model, without_session(db), name=name, poll=LONG)
 
 
 @pytest.mark.usefixtures("often")
@@ -57,9 +55,7 @@ def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, m
     monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=2))
     monkeypatch.setattr(maintenance, "PRUNED", 2)
     sync_db.insert(Mail, [{**DONE, "topic": "old"}] * 21)
-    worker = workers.make(poll=LONG)
-    worker.handler(Mail)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
     eventually(lambda: count(sync_db, Mail) < 21)
     eventually(lambda: count(sync_db, Mail) == 0, within=9 * 0.75 * 2)
 
@@ -71,9 +67,7 @@ def test_rows_that_cannot_go_stay_and_the_others_are_pruned(
     sync_db.insert(Mail, [{"id": number, **DONE} for number in range(1, 10)])
     sync_db.insert(Attachment, [{"mail_id": number} for number in (1, 2, 3, 4)])  # more than one batch
     sync_db.insert(Mail, [{"id": 20, **DONE, "finished_at": None, "available_at": NEVER}])  # adopted
-    worker = workers.make(poll=LONG)
-    worker.handler(Mail)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
     eventually(lambda: count(sync_db, Mail) == 5)
     eventually(lambda: "pruned Mail: kept 4 final rows" in caplog.text)
 
@@ -92,9 +86,7 @@ def test_a_failing_chore_is_named_and_does_not_block_others(
     sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     sync_db.insert(Mail, [DONE])
-    worker = workers.make(poll=LONG)
-    worker.handler(Mail)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
     eventually(lambda: caplog.text.count("pruning Mail failed: ") > 1)
     assert "Traceback" not in caplog.text
     sync_db.insert(Mail, [CRASHED])

@@ -113,9 +113,7 @@ def test_a_failure_is_an_error_of_its_span_and_a_signal_is_not(sync_db: Database
 
 def test_a_span_has_no_parameters_of_a_statement(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{}])
-    worker = workers.make()
-    worker.handler(Task)(raising(sync_db, IntegrityError("insert", {"key": "hunter2"}, ValueError("taken"))))
-    workers.start(worker)
+    workers.serve(Task, raising(sync_db, IntegrityError("insert", {"key": "hunter2"}, ValueError("taken"))))
     (span,) = eventually(SPANS.get_finished_spans)
     (found,) = span.events
     message, trace = (str((found.attributes or {})[f"exception.{each}"]) for each in ("message", "stacktrace"))
@@ -127,9 +125,7 @@ def test_a_span_has_no_parameters_of_a_statement(sync_db: Database, workers: Wor
 def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) -> None:
     before = dict(measured())
     sync_db.insert(Task, [{}, {}])
-    worker = workers.make()
-    worker.handler(Task)(with_session(sync_db))
-    workers.start(worker)
+    workers.serve(Task, with_session(sync_db))
     eventually(all_are(sync_db, "completed"))
     queue = {"sqlqueue.queue": "task"}
     completed = queue | {"sqlqueue.outcome": "completed"}
@@ -233,9 +229,7 @@ def test_a_blocked_event_loop_is_seen(sync_db: Database, workers: Workers, monke
         while not released:
             time.sleep(0.01)
 
-    worker = workers.make()
-    worker.handler(Task)(blocks)
-    workers.start(worker)
+    worker = workers.serve(Task, blocks).worker
     eventually(lambda: worker.health() is not None)
     assert well(worker).alive
     sync_db.insert(Task, [{}])

@@ -59,9 +59,8 @@ def test_a_worker_keeps_its_leases_and_stops_at_no_cost(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, [{"max_attempts": 3} for _ in range(6)])
-    worker = workers.make(grace=timedelta(0))
-    worker.handler(Task, concurrency=6, lease=LEASE)(without_session(db, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Task, without_session(db, during=blocking), grace=timedelta(0), concurrency=6, lease=LEASE)
+    worker = running.worker
     blocking.wait_for(6)
     with writers(db) as commits:
         eventually(lambda: len(commits) > 100, 120)
@@ -98,9 +97,7 @@ def test_the_transactions_of_a_worker_write_one_after_another(db: Database, work
     engine = db.variant(pool_size=20, on_connect="PRAGMA busy_timeout = 0")
     event.listen(engine.session_engine, "commit", lambda _: time.sleep(0.005))
     db.insert(Task, rows(40))
-    worker = workers.make(engine=engine)
-    worker.handler(Task, concurrency=10)(with_session(db))
-    workers.start(worker)
+    worker = workers.serve(Task, with_session(db), engine=engine, concurrency=10).worker
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 40
     assert (worker._reports.counts["retries"], worker._reports.counts["database_errors"]) == (0, 0)

@@ -71,9 +71,7 @@ def test_an_outage_elsewhere_is_returned_with_its_reason(
     db: Database, workers: Workers, mode: Any, session: bool
 ) -> None:
     db.insert(Task, [{"id": 1}])
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(handler(db, session=session))
-    workers.start(worker)
+    workers.serve(Task, handler(db, session=session), mode=mode, concurrency=1)
     eventually(lambda: statuses(db) == {1: "scheduled"})
     _, attempt, most, error = only_row(db)
     assert most - attempt == MOST, "it counted as an attempt"
@@ -86,9 +84,7 @@ def test_an_outage_elsewhere_counts_after_too_many_returns(
     db: Database, workers: Workers, mode: Any, session: bool
 ) -> None:
     db.insert(Task, [returned_before(RETURNS)])
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(handler(db, session=session))
-    workers.start(worker)
+    workers.serve(Task, handler(db, session=session), mode=mode, concurrency=1)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert "Error: " in (only_row(db)[3] or "")
 
@@ -107,9 +103,7 @@ def test_only_returns_in_a_row_are_counted(
     sync_db: Database, workers: Workers, mode: Any, row: dict[str, Any], why: str
 ) -> None:
     sync_db.insert(Task, [{"id": 1, **row}])
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(handler(sync_db, session=mode == "lock"))
-    workers.start(worker)
+    workers.serve(Task, handler(sync_db, session=mode == "lock"), mode=mode, concurrency=1)
     eventually(lambda: statuses(sync_db) == {1: "scheduled"})
     _, attempt, most, error = only_row(sync_db)
     assert most - attempt == row["max_attempts"] - row["attempt"], "it counted as an attempt"
@@ -125,9 +119,7 @@ def test_an_attempt_that_is_snoozed_between_two_outages_ends_the_row(db: Databas
     def during(_: Any) -> None:
         raise next(errors)
 
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(with_session(db, nothing, during=during))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, nothing, during=during), mode=mode, concurrency=1)
     eventually(lambda: (only_row(db)[3] or "").endswith(end(last + 2, 1)))
     status, attempt, most, _ = only_row(db)
     assert (status, attempt, most) == ("scheduled", last + 2, last + 3)
@@ -145,9 +137,7 @@ def test_returns_are_counted_whatever_is_loaded(sync_db: Database, workers: Work
 
 def test_the_number_of_returns_is_kept_of_a_long_error(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [returned_before(1)])
-    worker = workers.make()
-    worker.handler(Task, concurrency=1)(raising(sync_db, PoolTimeoutError("x" * 5000), session=False))
-    workers.start(worker)
+    workers.serve(Task, raising(sync_db, PoolTimeoutError("x" * 5000), session=False), concurrency=1)
     eventually(lambda: statuses(sync_db) == {1: "scheduled"})
     assert (only_row(sync_db)[3] or "").endswith(f"…{end(MOST + 1, 2)}")
 
@@ -161,8 +151,6 @@ def test_a_task_that_ends_its_own_connection_is_not_run_forever(
     """MySQL ends it too if a statement is larger than its limit, for example."""
     db.insert(Task, [returned_before(returned)])
     kill = (db.case.kill_sql or "").format(connection=f"{db.case.connection_id}()")
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(with_session(db, lambda session, _: session.execute(text(kill))))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, lambda session, _: session.execute(text(kill))), mode=mode, concurrency=1)
     eventually(lambda: statuses(db) == {1: status})
     assert "Error: " in (only_row(db)[3] or "")

@@ -70,9 +70,7 @@ def test_running_tasks_continue_and_no_others_are_started(
     caplog.set_level("INFO", "sqlqueue.worker")
     db.insert(Task, rows(3))
     engine = db.variant(pool_size=20)
-    worker = workers.make(engine=engine, poll=OFTEN)
-    worker.handler(Task, concurrency=1)(with_session(db, during=blocking))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, during=blocking), engine=engine, poll=OFTEN, concurrency=1)
     blocking.wait_for()
     with db.begin() as session:
         session.pause(Task)
@@ -89,9 +87,7 @@ def test_running_tasks_continue_and_no_others_are_started(
 def test_single_topics_are_paused(db: Database, workers: Workers) -> None:
     write_pause(db, "mail:news")
     db.insert(Mail, [{"id": number, "topic": topic} for number, topic in enumerate(("news", "bills", "news"), 1)])
-    worker = workers.make(poll=OFTEN)
-    worker.handler(Mail)(without_session(db))
-    workers.start(worker)
+    workers.serve(Mail, without_session(db), poll=OFTEN)
     eventually(lambda: statuses(db, Mail)[2] == "completed")
     db.insert(Mail, [{"id": 4, "topic": "bills"}])
     eventually(lambda: statuses(db, Mail)[4] == "completed")
@@ -121,9 +117,7 @@ def test_a_pause_in_the_same_process_is_noticed_at_once(
     db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db))
-    workers.start(worker)
+    worker = workers.serve(Task, without_session(db), poll=LONG).worker
     eventually(lambda: worker.health() is not None)
     with db.begin() as session:
         session.pause(Task)
@@ -137,9 +131,7 @@ def test_a_pause_in_the_same_process_is_noticed_at_once(
 def test_waiting_handlers_are_woken(sync_db: Database, workers: Workers) -> None:
     heard: list[bool] = []
     unsubscribe = subscribe(["task"], lambda: heard.append(True))
-    worker = workers.make(poll=OFTEN, notify=False)
-    worker.handler(Task)(without_session(sync_db))
-    workers.start(worker)
+    workers.serve(Task, without_session(sync_db), poll=OFTEN, notify=False)
     write_pause(sync_db, "task")
     eventually(lambda: len(heard) == 1)
     delete_pause(sync_db)
@@ -152,9 +144,7 @@ def test_a_pause_in_another_process_is_noticed_at_once(
     sync_db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
-    worker = workers.make(poll=LONG, notify=True)
-    worker.handler(Task)(without_session(sync_db))
-    workers.start(worker)
+    worker = workers.serve(Task, without_session(sync_db), poll=LONG, notify=True).worker
     eventually(lambda: worker.health() is not None)
     processes.spawn(pause_elsewhere, sync_db.url).result()
     eventually(lambda: "paused queues: task" in caplog.text)

@@ -72,9 +72,7 @@ def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
             raise Retry(timedelta(0))
 
     db.insert(Task, rows(1, number=3))
-    worker = workers.make(poll=LONG)
-    worker.handler(Task, **options)(with_session(db, hand_on))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, hand_on), poll=LONG, **options)
     eventually(lambda: count(db, Task, Task.status == "completed") == 4)
     with db.begin() as session:
         assert [(task.number, task.attempt) for task in session.find(Task, order_by=Task.id)] == [

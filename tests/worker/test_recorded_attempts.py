@@ -93,9 +93,7 @@ def test_tasks_released_by_a_stopping_worker_leave_no_failure(
     archive: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     archive.insert(Parcel, [{"id": 1}])
-    worker = workers.make(name="ada", grace=timedelta(0))
-    worker.handler(Parcel)(with_session(archive, nothing, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Parcel, with_session(archive, nothing, during=blocking), name="ada", grace=timedelta(0))
     blocking.wait_for()
     running.stop()
     (released,) = attempts(archive, 1)
@@ -109,9 +107,7 @@ def test_the_worker_that_takes_over_records_the_lost_lease(archive: Database, wo
         session.claim(Parcel, claimed_by="gone")
     with archive.engine.begin() as connection:
         connection.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
-    worker = workers.make(name="ada")
-    worker.handler(Parcel)(with_session(archive, nothing))
-    running = workers.start(worker)
+    running = workers.serve(Parcel, with_session(archive, nothing), name="ada")
     eventually(lambda: all_final(archive))
     running.stop()
     found = attempts(archive, 1)

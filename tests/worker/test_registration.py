@@ -40,9 +40,7 @@ def test_a_worker_registers_itself(
 ) -> None:
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
     errands(fleet, 1)
-    worker = workers.make(name="ada", version="1.2")
-    worker.handler(Errand, concurrency=3)(with_session(fleet, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Errand, with_session(fleet, during=blocking), name="ada", version="1.2", concurrency=3)
     (info,) = eventually(lambda: [each for each in registered(fleet) if each.busy])
     assert (info.name, info.process, info.version, info.is_live) == ("ada", os.getpid(), "1.2", True)
     (handler,) = info.handlers
@@ -83,9 +81,8 @@ def test_drain_waits_for_what_runs_and_claims_no_more(
     fleet: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     errands(fleet, 3)
-    worker = workers.make(grace=timedelta(0))
-    worker.handler(Errand, concurrency=1, batch=1)(with_session(fleet, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Errand, with_session(fleet, during=blocking), grace=timedelta(0), concurrency=1, batch=1)
+    worker = running.worker
     blocking.wait_for()
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
@@ -100,9 +97,7 @@ def test_drain_waits_for_what_runs_and_claims_no_more(
 
 def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, blocking: BlockingHandler) -> None:
     errands(fleet, 1)
-    worker = workers.make(grace=SHORT)
-    worker.handler(Errand)(with_session(fleet, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Errand, with_session(fleet, during=blocking), grace=SHORT)
     blocking.wait_for()
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
@@ -121,9 +116,8 @@ def test_more_and_fewer_slots(fleet: Database, workers: Workers, mode: Any) -> N
         next(calls)(task)
 
     errands(fleet, 8)
-    worker = workers.make()
-    worker.handler(Errand, concurrency=1, mode=mode)(with_session(fleet, during=handle))
-    running = workers.start(worker)
+    running = workers.serve(Errand, with_session(fleet, during=handle), concurrency=1, mode=mode)
+    worker = running.worker
     first.wait_for(1)
     eventually(lambda: registered(fleet))
     resize(fleet, 3)

@@ -41,9 +41,8 @@ def test_running_tasks_finish_and_no_others_are_started(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(6))
-    worker = workers.make()
-    worker.handler(Task, concurrency=2)(with_session(db, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Task, with_session(db, during=blocking), concurrency=2)
+    worker = running.worker
     blocking.wait_for(2)
     worker.stop()
     time.sleep(0.1)
@@ -77,9 +76,7 @@ def test_after_the_grace_period_running_tasks_are_released(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(2))
-    worker = workers.make(grace=timedelta(seconds=0.2))
-    worker.handler(Task)(with_session(db, during=blocking))
-    running = workers.start(worker)
+    running = workers.serve(Task, with_session(db, during=blocking), grace=timedelta(seconds=0.2))
     blocking.wait_for(2)
     running.stop()
     assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) == 2
@@ -235,9 +232,7 @@ def test_tasks_of_a_killed_process_are_taken_over_once_their_lease_ends(
     child.kill()
     with sync_db.engine.connect() as connection:
         ((_, lease_ends),) = connection.execute(held)
-    worker = workers.make()
-    worker.handler(Task, concurrency=2)(with_session(sync_db))
-    workers.start(worker)
+    workers.serve(Task, with_session(sync_db), concurrency=2)
     eventually(all_are(sync_db, "completed"))
     assert count(sync_db, Ledger) == 3
     assert count(sync_db, Task, Task.id == key, Task.attempt == 2, Task.claimed_at >= lease_ends) == 1

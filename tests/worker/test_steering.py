@@ -35,9 +35,7 @@ HOUR = timedelta(hours=1)
 def ends(db: Database, workers: Workers, error: Exception, status: str, *, session: bool, **columns: Any) -> RowMapping:
     """Return the row after a handler has raised `error`."""
     db.insert(Task, rows(1, **columns))
-    worker = workers.make()
-    worker.handler(Task)(raising(db, error, session=session))
-    workers.start(worker)
+    workers.serve(Task, raising(db, error, session=session))
     eventually(all_are(db, status))
     assert count(db, Ledger) == 0
     with db.begin() as actor:
@@ -94,9 +92,7 @@ def test_outcomes_of_all_kinds_are_written_together(db: Database, workers: Worke
         if error := kinds[task.number]:
             raise error
 
-    worker = workers.make()
-    worker.handler(Task)(without_session(db, during))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, during))
     eventually(lambda: not {"available", "running"} & set(statuses(db).values()))
     ended = Counter(statuses(db).values())
     assert ended == {"completed": 5, "retryable": 10, "scheduled": 5, "discarded": 5, "cancelled": 5}
@@ -144,9 +140,7 @@ def test_the_handler_of_a_cancelled_task_is_notified(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(2))
-    worker = workers.make(poll=LONG)
-    worker.handler(Task, lease=LEASE)(with_session(db, during=blocking))
-    workers.start(worker)
+    worker = workers.serve(Task, with_session(db, during=blocking), poll=LONG, lease=LEASE).worker
     blocking.wait_for(2)
     unwanted, wanted = blocking.started
     with db.begin() as actor:
@@ -190,9 +184,7 @@ def test_a_task_cancelled_before_it_starts_is_not_run(
 def test_current_job(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1))
     jobs: list[Any] = []
-    worker = workers.make()
-    worker.handler(Task)(with_session(db, lambda session, task: jobs.append((current_job(), task))))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, lambda session, task: jobs.append((current_job(), task))))
     eventually(all_are(db, "completed"))
     ((job, task),) = jobs
     assert (job.claim.identity, job.claim.attempt, job.is_lost) == ((task.id,), 1, False)
@@ -228,9 +220,7 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
 def test_prefetched_tasks_wait_for_their_turn(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
-    worker = workers.make()
-    worker.handler(Task, concurrency=2)(without_session(db, lambda task: task.id >= first + 20 and blocking(task)))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, lambda task: task.id >= first + 20 and blocking(task)), concurrency=2)
     blocking.wait_for(2)
     eventually(lambda: count(db, Task, Task.status == "running") > 2)
     time.sleep(0.1)
@@ -240,9 +230,7 @@ def test_prefetched_tasks_wait_for_their_turn(db: Database, workers: Workers, bl
 def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     sync_db.insert(Task, rows(8))
     engine = sync_db.variant(pool_size=20)
-    worker = workers.make(engine=engine)
-    worker.handler(Task, concurrency=8, batch=2)(without_session(sync_db, blocking))
-    workers.start(worker)
+    workers.serve(Task, without_session(sync_db, blocking), engine=engine, concurrency=8, batch=2)
     blocking.wait_for(8)
     with sync_db.begin() as actor:
         moments = Counter(task.claimed_at for task in actor.query(Task))

@@ -124,9 +124,7 @@ def test_a_worker_says_so_and_leaves_it_alone(
     db: Database, workers: Workers, poor: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = stored(db, Report, status="scheduled", available_at=TOMORROW)
-    worker = workers.make()
-    worker.handler(Report)(without_session(db))
-    workers.start(worker)
+    worker = workers.serve(Report, without_session(db)).worker
     health = eventually(lambda: (state := worker.health()) is not None and state.unknown_schedules and state)
     assert list(health.unknown_schedules) == [NIGHTLY]
     assert health.alive
@@ -140,9 +138,7 @@ def test_a_worker_says_so_and_leaves_it_alone(
 
 def test_an_unknown_zone_alone_does_not_keep_a_worker_from_being_ready(db: Database, workers: Workers) -> None:
     task = stored(db, Report, **FIRST | {"schedule": "0 3 * * * Mars/Olympus"})
-    worker = workers.make()
-    worker.handler(Report)(without_session(db))
-    workers.start(worker)
+    worker = workers.serve(Report, without_session(db)).worker
     eventually(lambda: row_of(db, task)["scheduled_for"] == PAST)
     health = worker.health()
     assert health is not None

@@ -34,9 +34,7 @@ from tests.support.workers import (
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_worker_goes_on(db: Database, workers: Workers, mode: str) -> None:
     signs(db, "dove", "rose", "lion", "rose")
-    worker = workers.make()
-    worker.handler(Sign, mode=mode)(with_session(db, nothing) if mode == "lock" else without_session(db))
-    workers.start(worker)
+    worker = workers.serve(Sign, with_session(db, nothing) if mode == "lock" else without_session(db), mode=mode).worker
     eventually(lambda: [row.status for row in seen(db).values()] == ["scheduled", "completed"] * 2)
     rows = seen(db)
     assert waits(db, rows[1])
@@ -49,9 +47,7 @@ def test_a_worker_goes_on(db: Database, workers: Workers, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_only_unreadable_rows(db: Database, workers: Workers, mode: str) -> None:
     signs(db, "dove")
-    worker = workers.make()
-    worker.handler(Sign, mode=mode)(with_session(db, nothing) if mode == "lock" else without_session(db))
-    workers.start(worker)
+    workers.serve(Sign, with_session(db, nothing) if mode == "lock" else without_session(db), mode=mode)
     eventually(lambda: seen(db)[1].status == "scheduled")
 
 

@@ -51,9 +51,7 @@ def test_a_worker_asks_only_for_delays_that_are_used(
     mode: Any,
 ) -> None:
     db.insert(Task, [{"id": 1}])
-    worker = workers.make()
-    worker.handler(Task, mode=mode)(raising(db, ValueError("no luck")))
-    workers.start(worker)
+    workers.serve(Task, raising(db, ValueError("no luck")), mode=mode)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert set(asked) == {1, 2}
     assert count(db, Task, Task.error == "ValueError: no luck", Task.attempt == 3) == 1
@@ -90,9 +88,7 @@ def test_a_worker_whose_policy_has_no_delay_records_the_error(
 ) -> None:
     use(monkeypatch, raises)
     db.insert(Task, [{"id": 1}])
-    worker = workers.make()
-    worker.handler(Task, mode=mode)(raising(db, error))
-    workers.start(worker)
+    workers.serve(Task, raising(db, error), mode=mode)
     eventually(lambda: statuses(db)[1] in ("retryable", "scheduled"))
     # with a note that it does not count, if it does not
     assert count(db, Task, Task.error.contains(f"{type(error).__name__}: {error}")) == 1

@@ -101,9 +101,7 @@ def write(session: Any, task: Any) -> None:
 def test_it_is_replaced_by_a_plain_failure(queue: Database, workers: Workers, mode: Any, kind: str) -> None:
     names = ["fine", "refused", "fine", *RAISED, "fine"]
     fill(queue, *names)
-    worker = workers.make()
-    worker.handler(Delivery, mode=mode, concurrency=1)(handler(queue, kind))
-    workers.start(worker)
+    workers.serve(Delivery, handler(queue, kind), mode=mode, concurrency=1)
     expected = {number: "completed" if name == "fine" else "discarded" for number, name in enumerate(names, 1)}
     eventually(lambda: statuses(queue, Delivery) == expected)
     found = errors(queue)
@@ -254,18 +252,14 @@ def test_a_column_whose_character_set_lacks_the_name(queue: Database, workers: W
     with queue.engine.begin() as connection:
         connection.exec_driver_sql(queue.case.narrow_column.format(table="picky_delivery"))
     fill(queue, "fine")
-    worker = workers.make(name=EURO)
-    worker.handler(Delivery, mode=mode)(idle(queue, mode))
-    workers.start(worker)
+    workers.serve(Delivery, idle(queue, mode), name=EURO, mode=mode)
     eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == ESCAPED) == 1)
 
 
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_name_of_any_characters(queue: Database, workers: Workers, mode: Any) -> None:
     fill(queue, "fine")
-    worker = workers.make(name=GRIN)
-    worker.handler(Delivery, mode=mode)(idle(queue, mode))
-    workers.start(worker)
+    workers.serve(Delivery, idle(queue, mode), name=GRIN, mode=mode)
     eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == GRIN) == 1)
 
 
@@ -289,8 +283,6 @@ class Silent(Exception):
 @pytest.mark.parametrize("kind", ["no session", "session"])
 def test_an_error_that_cannot_be_described_is_recorded(queue: Database, workers: Workers, kind: str) -> None:
     fill(queue, "fine", "silent", "fine")
-    worker = workers.make()
-    worker.handler(Delivery, concurrency=1)(handler(queue, kind))
-    workers.start(worker)
+    workers.serve(Delivery, handler(queue, kind), concurrency=1)
     eventually(lambda: statuses(queue, Delivery) == {1: "completed", 2: "discarded", 3: "completed"})
     assert errors(queue)[2] == "Silent; determining the outcome raised KeyboardInterrupt"

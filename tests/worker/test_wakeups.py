@@ -33,9 +33,7 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 def idle(db: Database, workers: Workers, *, notify: bool = True) -> None:
     """Start a worker and wait until it has nothing left to do."""
     db.insert(Task, rows(1))
-    worker = workers.make(poll=LONG, notify=notify)
-    worker.handler(Task)(without_session(db))
-    workers.start(worker)
+    workers.serve(Task, without_session(db), poll=LONG, notify=notify)
     eventually(all_are(db, "completed"))
     time.sleep(0.2)
 
@@ -114,9 +112,7 @@ def test_a_retry_does_not_wait_for_the_next_poll(db: Database, workers: Workers)
         if len(begun) == 1:
             raise Retry(timedelta(seconds=0.3))
 
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db, during))
-    workers.start(worker)
+    workers.serve(Task, without_session(db, during), poll=LONG)
     eventually(all_are(db, "completed"), AT_ONCE)
     assert begun[1] - begun[0] >= 0.3
 
