@@ -33,11 +33,12 @@ COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
 # What a queue promises on the engines that are here. Tests of what surrounds the queues (command line, dashboard,
-# checks, SQL tasks, the bench), of engines that are not here, and of servers that die are left to `matrix`.
-PROMISES = ("helpers", "migrations", "model", "outbox", "suite", "worker")
+# checks, migrations, SQL tasks, helpers for tests, the bench), of engines that are not here, and of servers that die
+# are left to `matrix`.
+PROMISES = ("model", "outbox", "suite", "worker")
 
-# The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
-SIDE_BY_SIDE = ("-n", "6")
+# Even on few cores, since many tests wait. Each process collects all tests and starts servers of its own.
+SIDE_BY_SIDE = ("-n", "4")
 
 
 def group(name: str) -> list[str]:

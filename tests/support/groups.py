@@ -54,9 +54,10 @@ def _folder(nodeid: str) -> str:
 
 
 class ByEngine(LoadScopeScheduling):
-    """Assigns the tests of one engine in one folder, or the remaining tests of one file, to a process. A process starts
-    a server of each engine that it gets tests for, and keeps it until the end. A database that is given by its URL is
-    used by one process, which gets all tests of the engine.
+    """Assigns the tests of one engine in one file, or the remaining tests of a file, to a process. A process starts a
+    server of each engine that it gets tests for, keeps it until the end, and gets tests of other engines only when
+    there are no more of its own. A database that is given by its URL is used by one process, which gets all tests of
+    the engine.
 
     This replaces ``--dist loadgroup``, whose marks newer versions of pytest do not see.
     """
@@ -76,5 +77,5 @@ class ByEngine(LoadScopeScheduling):
         if len(engines) > 1:
             return "several engines"
         for name in engines:
-            return name if ENGINES_BY_NAME[name].given else f"{name} {_folder(nodeid)}"
+            return name if ENGINES_BY_NAME[name].given else f"{name} {path}"
         return path
