@@ -40,7 +40,7 @@ from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in
 from ..lifecycle.transitions import taking
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
-from ..queue.options import QueueOptions, Status
+from ..queue.options import AttemptOutcome, QueueOptions, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import Assignment, has_come, is_held, state, utcnow, write
 from ..sql.selection import Pick, Step, counts_before, only, picks
@@ -524,7 +524,7 @@ class Limits(Kind):
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
         return () if seen.values["limit_key"] is None else full_key(adapter, session, seen)
 
-    def announces(self, spec: QueueSpec, how: str) -> bool:
+    def announces(self, spec: QueueSpec, outcome: AttemptOutcome) -> bool:
         return True
 
     def continues(self, spec: QueueSpec) -> bool:

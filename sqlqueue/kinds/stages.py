@@ -12,7 +12,7 @@ from .._support import checks
 from ..dialects import key_type
 from ..lifecycle.kind import ColumnMaker, Kind, Partition
 from ..model.declaration import QueueMixin, counter, option
-from ..queue.options import QueueOptions
+from ..queue.options import AttemptOutcome, QueueOptions
 from ..queue.spec import Criterion, QueueSpec
 from ..sql.rows import Assignment
 
@@ -51,8 +51,8 @@ class Stages(SeveralLives):
             return "a recurring task cannot have stages: enqueue a task of another model at the end of each run"
         return None
 
-    def announces(self, spec: QueueSpec, how: str) -> bool:
-        return how == "completed" and self.continues(spec)
+    def announces(self, spec: QueueSpec, outcome: AttemptOutcome) -> bool:
+        return outcome is AttemptOutcome.COMPLETED and self.continues(spec)
 
     def continues(self, spec: QueueSpec) -> bool:
         return len(spec.options.stages) > 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
 
 from sqlalchemy import ColumnElement, Delete, Update, and_, bindparam, literal
 from sqlalchemy.orm import Session
@@ -87,9 +85,6 @@ TOKEN = "sqlqueue_token"
 _MARKS = (ATTEMPT, TOKEN)
 """The parameters for :attr:`.Fence.marked` if its values are the same for all claims."""
 
-Values: TypeAlias = Callable[[Fence, Sequence[Claim]], Sequence[Assignment]]
-"""Returns the assignments to the rows of claims."""
-
 
 @dataclass(frozen=True, eq=False)
 class FencedClaims:
@@ -118,85 +113,73 @@ class FencedClaims:
         """Return a copy without the claims of these rows."""
         return self.of([claim for claim in self.claims if claim.identity not in identities])
 
-    def update(self, values: Values, *, like: Hashable | None = None, only: Criterion | None = None) -> set[Identity]:
+    def update(
+        self, assignments: Callable[[], Sequence[Assignment]], *, key: Hashable = None, only: Criterion | None = None
+    ) -> set[Identity]:
         """Write to the rows that the claims still hold; return their primary keys.
 
-        ``like``: the cache key of the statement, which contains everything that ``values`` and ``only`` depend on
-        besides how the rows are held; ``None``: not cached.  ``only``: an additional criterion.
+        ``key``: under which the statement is cached; it contains everything that ``assignments`` and ``only`` depend on
+        besides how the rows are held.  ``None``: not cached.  ``only``: an additional criterion.
         """
         return self._change(
-            lambda mine: write(self.spec, mine if only is None else and_(mine, only), values(self.fence, self.claims)),
-            like,
+            lambda mine: write(self.fence.spec, mine if only is None else and_(mine, only), assignments()), key
         )
 
     def write(self, assignments: Sequence[Assignment]) -> set[Identity]:
-        """Call :meth:`update` with assignments that do not depend on the claims."""
-        return self.update(lambda *_: assignments)
+        """Call :meth:`update` with a statement that is not cached."""
+        return self.update(lambda: assignments)
 
-    def delete(self, *, like: Hashable, spared: Criterion | None) -> set[Identity]:
+    def delete(self, *, key: Hashable, spared: Criterion | None) -> set[Identity]:
         """Delete the rows that the claims still hold, except those that are ``spared``; return their primary keys."""
-        return self._change(lambda mine: remove(self.spec, mine if spared is None else mine & ~spared), like)
+        return self._change(lambda mine: remove(self.fence.spec, mine if spared is None else mine & ~spared), key)
 
-    def _change(self, make: Callable[[Criterion], Update | Delete], like: Hashable | None) -> set[Identity]:
+    def _change(self, make: Callable[[Criterion], Update | Delete], key: Hashable) -> set[Identity]:
         """Execute the statement that ``make`` builds from the fence; return the primary keys of the changed rows."""
         if not self.claims:
             return set()
-        spec, adapter, fence = self.spec, self.adapter, self.fence
+        fence, keys = self.fence, self.adapter.keys
+        spec, identities, marks = fence.spec, self.identities, fence.marks(self.claims)
+        are_alike = len(set(marks)) == 1
         parameters = None
-        if like is None or not (self._are_alike or adapter.keys.names_rows):
+        if key is None or not (are_alike or keys.names_rows):
             statement = make(self._unlocked(self.criterion()))
         else:
-            count = adapter.keys.named_for(spec, len(self.claims))
+            count = keys.named_for(spec, len(self.claims))
             statement = spec.made.get(
-                (adapter, fence, like, count, self._are_alike),
-                lambda: make(self._unlocked(self._criterion_named(count))),
+                (self.adapter, fence, key, count, are_alike),
+                lambda: make(self._unlocked(self._criterion_named(count, are_alike=are_alike))),
             )
-            parameters = self._parameters()
-        return adapter.rows.change(self.session, spec, statement, self.identities, parameters, waits=fence.waits)
+            parameters = dict(keys.key_names(spec, identities))
+            if are_alike:
+                parameters.update(zip(_MARKS, marks[0], strict=False))
+            else:
+                parameters.update(keys.row_names(spec, _rows(identities, marks)))
+        return self.adapter.rows.change(self.session, spec, statement, identities, parameters, waits=fence.waits)
 
     def _unlocked(self, mine: Criterion) -> Criterion:
         """Exclude locked rows if the settlement does not wait for them."""
-        return mine if self.fence.waits else self.adapter.locking.passing_over(self.spec, mine)
-
-    @cached_property
-    def _are_alike(self) -> bool:
-        """Whether all claims have the same marks: one call made them, with the same attempt number."""
-        return len(set(self.fence.marks(self.claims))) == 1
+        return mine if self.fence.waits else self.adapter.locking.passing_over(self.fence.spec, mine)
 
     def criterion(self) -> Criterion:
         """Return the criterion of the rows that these claims still hold."""
-        keys = self.adapter.keys.key_in(self.spec, self.identities)
-        if self._are_alike:
-            marks = zip(self.fence.marked, self._common_marks, strict=True)
-            return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
+        fence, spec, marks = self.fence, self.fence.spec, self.fence.marks(self.claims)
+        keys = self.adapter.keys.key_in(spec, self.identities)
+        if len(set(marks)) == 1:
+            marked = (column == mark for column, mark in zip(fence.marked, marks[0], strict=True))
+            return fence.unsettled(and_(*marked, keys))
         # also the keys alone, so that an index finds the rows
-        return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self.spec, self._columns, self._rows)))
+        columns, rows = (*spec.primary_key, *fence.marked), _rows(self.identities, marks)
+        return fence.unsettled(and_(keys, self.adapter.keys.rows_in(spec, columns, rows)))
 
-    def _criterion_named(self, count: int) -> Criterion:
-        """Return :meth:`criterion` for ``count`` keys, with the parameters of :meth:`_parameters`."""
-        keys = self.adapter.keys.keys_named(self.spec, count)
-        if not self._are_alike:
-            return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self.spec, self._columns)))
-        marks = zip(self.fence.marked, _MARKS, strict=False)
-        return self.fence.unsettled(
-            and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys)
-        )
+    def _criterion_named(self, count: int, *, are_alike: bool) -> Criterion:
+        """Return :meth:`criterion` for ``count`` keys and the marks, as parameters."""
+        fence, spec = self.fence, self.fence.spec
+        keys = self.adapter.keys.keys_named(spec, count)
+        if not are_alike:
+            return fence.unsettled(and_(keys, self.adapter.keys.rows_in(spec, (*spec.primary_key, *fence.marked))))
+        named = zip(fence.marked, _MARKS, strict=False)
+        return fence.unsettled(and_(*(column == bindparam(name, type_=column.type) for column, name in named), keys))
 
-    def _parameters(self) -> dict[str, Any]:
-        names = self.adapter.keys.key_names(self.spec, self.identities)
-        if not self._are_alike:
-            return {**names, **self.adapter.keys.row_names(self.spec, self._rows)}
-        return {**names, **dict(zip(_MARKS, self._common_marks, strict=False))}
 
-    @property
-    def _common_marks(self) -> tuple[int, ...]:
-        """The marks of every claim, if they are alike."""
-        return self.fence.marks(self.claims[:1])[0]
-
-    @property
-    def _columns(self) -> Sequence[ColumnElement[Any]]:
-        return (*self.spec.primary_key, *self.fence.marked)
-
-    @property
-    def _rows(self) -> list[Identity]:
-        return [(*key, *marks) for key, marks in zip(self.identities, self.fence.marks(self.claims), strict=True)]
+def _rows(identities: Sequence[Identity], marks: Sequence[tuple[int, ...]]) -> list[Identity]:
+    return [(*identity, *mark) for identity, mark in zip(identities, marks, strict=True)]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from .._support.texts import key_text
 from ..dialects.base import Adapter
-from ..queue.options import QueueOptions
+from ..queue.options import AttemptOutcome, QueueOptions
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.rows import Assignment
 
@@ -206,8 +206,8 @@ class Kind:
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
-    def announces(self, spec: QueueSpec, how: str) -> bool:
-        """Return whether settling tasks in this way can make other tasks claimable."""
+    def announces(self, spec: QueueSpec, outcome: AttemptOutcome) -> bool:
+        """Return whether settling tasks with this outcome can make other tasks claimable."""
         return False
 
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:

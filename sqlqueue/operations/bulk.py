@@ -26,7 +26,7 @@ from ..sql.selection import exhausted_picks, only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import translating
-from .recording import Told, last_claims, record
+from .recording import AttemptRecord, last_claims, record
 from .session_criteria import within
 
 # -- changes large sets of tasks in batches: up to a limit in one transaction, or all of them in many transactions ----
@@ -155,14 +155,15 @@ CRASHED = "crashed in every attempt: its lease expired each time without a settl
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
     """Cancel all tasks that satisfy ``where`` and are not final; return how many."""
-    told = Told(AttemptOutcome.CANCELLED)
-    return _end_limited(session, spec, where, partial(end_all, values=ending(spec, Status.CANCELLED), told=told), limit)
+    cancel = partial(end_all, values=ending(spec, Status.CANCELLED), end=AttemptRecord(AttemptOutcome.CANCELLED))
+    return _end_limited(session, spec, where, cancel, limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
-    values, told = [*ending(spec, Status.DISCARDED), (spec["error"], text)], Told(AttemptOutcome.DISCARDED, text)
-    return _end_limited(session, spec, where, partial(end_all, values=values, told=told), limit)
+    values = [*ending(spec, Status.DISCARDED), (spec["error"], text)]
+    discard = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.DISCARDED, text))
+    return _end_limited(session, spec, where, discard, limit)
 
 
 def _end_limited(
@@ -173,16 +174,20 @@ def _end_limited(
     return limited(session, spec, unfinished, limit, partial(end, session, spec), among=among)
 
 
-def end_all(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
+def end_all(
+    session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], end: AttemptRecord
+) -> int:
     """End the chosen tasks, free the slots that they hold, and record the attempts that this ends."""
     if not spec.is_limited and history_of(spec.table.metadata) is None:
         return change(session, spec, chosen, values)
     waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
     # some of these may have returned to waiting since
-    return waiting + _end_running(session, spec, chosen, values, told)
+    return waiting + _end_running(session, spec, chosen, values, end)
 
 
-def _end_running(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
+def _end_running(
+    session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], end: AttemptRecord
+) -> int:
     """Write ``values`` to the chosen tasks, free the slots that they hold, and record the attempts that this ends.
 
     The attempts, which identify the holder of a slot, are read after the rows are locked: until then, a task may be
@@ -190,19 +195,19 @@ def _end_running(session: Session, spec: QueueSpec, chosen: Criterion, values: S
     """
     adapter, ended = open_(session, spec, Access.CHANGE), 0
 
-    def end(some: Sequence[Identity], criterion: Criterion) -> list[Identity]:
+    def write_to(some: Sequence[Identity], criterion: Criterion) -> list[Identity]:
         writing = write(spec, and_(adapter.keys.key_in(spec, some), criterion), values)
         return list(adapter.rows.change(session, spec, writing, some))
 
     for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen))):
-        changed = end(some, and_(chosen, is_held(spec)))
+        changed = write_to(some, and_(chosen, is_held(spec)))
         if changed:
             claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, changed))
             if spec.is_limited:
                 Slots(session, adapter, spec).free(claims)
-            record(adapter, session, claims, told)
+            record(adapter, session, claims, end)
         rest = set(some).difference(changed)  # these may have returned to waiting
-        ended += len(changed) + (len(end(list(rest), chosen)) if rest else 0)
+        ended += len(changed) + (len(write_to(list(rest), chosen)) if rest else 0)
     if ended:
         announce(session, spec)
         _reread(session, adapter, spec)
@@ -222,7 +227,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     if spec.recurs:
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
-    discard = partial(end_all, session, spec, values=values, told=Told(AttemptOutcome.CRASHED, CRASHED))
+    discard = partial(end_all, session, spec, values=values, end=AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
     return limited(session, spec, crashed, limit, discard, among=(Status.RUNNING,))
 
 
@@ -252,7 +257,7 @@ def _renew_crashed(
     fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
     mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
     others.write(values)
-    record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
+    record(adapter, session, claims, AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)
 
 

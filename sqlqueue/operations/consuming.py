@@ -25,7 +25,7 @@ from ..sql.rows import LARGEST
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import claim_in, claim_of, is_unsettled, ledger_of
 from .claiming import ClaimCall, ClaimQuery, Lease, OrderBy, claim, claim_matching, claimer_name, scoped
-from .recording import Attempt, Told, brief, record
+from .recording import Attempt, AttemptRecord, brief, record
 from .settling import complete, fail
 
 # -- consumes tasks: claims and completes them at once ----------------------------------------------------------------
@@ -103,7 +103,7 @@ def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], cl
             Claim(type(task), spec.identity_of(task), number, claimed_by=claimer)
             for task, number in zip(tasks, numbers, strict=True)
         ]
-    record(open_(session, spec), session, claims, Told(AttemptOutcome.COMPLETED))
+    record(open_(session, spec), session, claims, AttemptRecord(AttemptOutcome.COMPLETED))
 
 
 def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> Sequence[T]:

@@ -21,7 +21,7 @@ from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
-from .recording import HUNG, Told
+from .recording import HUNG, AttemptRecord
 from .schedules import plan, schedules
 from .session_criteria import within
 from .settling import cancel, discard
@@ -43,7 +43,7 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     """
     spec, session = spec_of(entity), session_of(session)
     failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
-    redrive = partial(end_all, session, spec, values=redriving(spec), told=Told(AttemptOutcome.CRASHED, HUNG))
+    redrive = partial(end_all, session, spec, values=redriving(spec), end=AttemptRecord(AttemptOutcome.CRASHED, HUNG))
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
     return _reactivate(
         session,

@@ -127,7 +127,7 @@ def _delay(policy: RetryPolicy, attempt: int) -> timedelta | None:
 
 # -- writes finished attempts to the history, in the transaction that settles them ------------------------------------
 
-Traced: TypeAlias = BaseException | str | None
+Traceback: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
 HUNG = "crashed: its lease expired without a settlement"
 """The error of an attempt that its claimer never settled."""
@@ -137,26 +137,26 @@ _LEFT_OUT = "\n[...]\n"
 """Replaces the middle of a traceback that is too long."""
 
 
-class Told(NamedTuple):
-    """The end of an attempt as the history records it: the outcome, the error and the traceback."""
+class AttemptRecord(NamedTuple):
+    """The end of an attempt as the history records it."""
 
     outcome: AttemptOutcome
     error: str | None = None
-    traceback: str | None = None
+    traceback: Traceback = None
 
 
-ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
+ABANDONED = AttemptRecord(AttemptOutcome.CRASHED, HUNG)
 
 
-def stored_traceback(traced: Traced, options: HistoryOptions) -> str | None:
+def stored_traceback(traceback: Traceback, options: HistoryOptions) -> str | None:
     """Return the traceback as it is stored: the application's frames, without the middle if it is too long."""
-    if traced is None or not options.traceback:
+    if traceback is None or not options.traceback:
         return None
-    if isinstance(traced, BaseException):
-        if traced.__traceback__ is None:
+    if isinstance(traceback, BaseException):
+        if traceback.__traceback__ is None:
             return None
-        traced = traceback_text(traced)
-    text, most = storable(traced), options.traceback
+        traceback = traceback_text(traceback)
+    text, most = storable(traceback), options.traceback
     if len(text) <= most:
         return text
     # the end has the innermost frames and the message, and the beginning the first cause
@@ -183,7 +183,7 @@ def _plain(part: object) -> str:
     return str(part)
 
 
-def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: Told) -> None:
+def record(adapter: Adapter, session: Session, claims: Sequence[Claim], end: AttemptRecord) -> None:
     """Write the end of these attempts at tasks of one queue, in one statement, if the application has a history."""
     history = history_at(claims)
     if history is None:
@@ -191,9 +191,9 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: To
     spec = spec_of(claims[0].entity)
     same = {
         "queue": spec.table.fullname,
-        "outcome": told.outcome.value,
-        "error": told.error,
-        "traceback": told.traceback,
+        "outcome": end.outcome.value,
+        "error": end.error,
+        "traceback": stored_traceback(end.traceback, history.options),
     }
     different: dict[str, Sequence[Any]] = {
         "task": [task_key(claim.identity) for claim in claims],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, ClassVar, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 from sqlalchemy import and_, literal_column, null
 from sqlalchemy.exc import DBAPIError
@@ -36,124 +36,101 @@ from ..lifecycle.transitions import (
 )
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
-from ..queue.options import AttemptOutcome, HistoryOptions, Status
-from ..queue.retries import DEFAULT_RETRY, RetryPolicy, delay_after, policy_for
+from ..queue.options import AttemptOutcome, Status
+from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST, Assignment, is_available
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import Hold, holds_of, ledger_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
-from .recording import ABANDONED, Attempt, Told, Traced, record, stored_traceback
+from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
 
-# -- settlements as values: what to write to the rows of claimed tasks ------------------------------------------------
+# -- settlements as values: how attempts end, and what that writes to the rows of claimed tasks -----------------------
 
-
-class Settlement:
-    """The change that a settling operation makes to claimed tasks."""
-
-    how: ClassVar[str | None]
-    """The name of the outcome, for the error of a second settlement; ``None`` if the claims continue."""
-
-    outcome: ClassVar[AttemptOutcome]
-    """The outcome that the history records; only settlements with a name have one."""
-
-    like: ClassVar[Hashable | None] = None
-    """The statement cache key, if the assignments depend on nothing but how the rows are held."""
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        """Return the assignments to the rows of ``claims``."""
-        raise NotImplementedError
-
-    def apply(self, fenced: FencedClaims) -> set[Identity]:
-        """Write to the rows that the claims still hold; return their primary keys."""
-        return fenced.update(self.assignments, like=self.like)
-
-    def told(self, options: HistoryOptions) -> Told:
-        """Return what the history records about the attempts."""
-        return Told(self.outcome)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what changes in an instance that shows these values, with the number of the attempt, by role.
-
-        ``UNKNOWN`` stands for values that only the database knows; ``None`` if those are all.  A task that was enqueued
-        again while it ran is not recognized.
-        """
-        return None
-
-
+Shown: TypeAlias = Mapping[str, Any]
+"""Values that an instance shows, by role."""
 UNKNOWN: Final = object()
 """A value that only the database knows, such as its time."""
 KNOWN = frozenset({"result", "stage", "unique_key", "former_key", "scheduled_for", "attempts_before"})
-"""The roles of kinds that :meth:`Settlement.shows` takes care of.  Those of other kinds are unknown after any write."""
+"""The roles of kinds that :attr:`Settlement.shows` takes care of.  Those of other kinds are unknown after any write."""
 
 
-def _claimed(fence: Fence, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a claim with ``lease=None``, which its settlement writes."""
-    if not fence.only_locked:
-        return {}
-    planned = {"scheduled_for": UNKNOWN} if fence.spec.recurs else {}
-    return {"claimed_by": fence.claimed_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settlement:
+    """The change that a settling operation makes to claimed tasks."""
+
+    write: Callable[[FencedClaims], set[Identity]]
+    """Writes to the rows that the claims still hold; returns their primary keys."""
+    record: AttemptRecord | None = None
+    """How the attempts end, as the history records it; ``None`` if the claims continue."""
+    status: Status | None = None
+    """The status of tasks that do not go on to a next stage or run; of a failure, the one before the last attempt."""
+    shows: Callable[[Fence, Shown], Shown | None] = lambda fence, shown: None
+    """Returns what changes in an instance that shows these values, with the number of the attempt, by role.
+
+    ``UNKNOWN`` stands for values that only the database knows; ``None`` if those are all.  A task that was enqueued
+    again while it ran is not recognized.
+    """
 
 
-def _ended(fence: Fence, shown: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """Return the values of :meth:`Settlement.shows` for tasks that become final."""
-    ended: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "finished_at": UNKNOWN}
-    ended |= _claimed(fence, shown)
-    if status is not Status.DISCARDED:
-        ended["crashes"] = 0
-    if "unique_key" in fence.spec.columns:
-        key = shown.get("unique_key", UNKNOWN)
-        ended |= {"unique_key": None, "former_key": shown.get("former_key", UNKNOWN) if key is None else key}
-    return ended
+def _update(
+    assignments: Callable[[Fence], Sequence[Assignment]], key: Hashable | None = None
+) -> Callable[[FencedClaims], set[Identity]]:
+    """Return a :attr:`Settlement.write` of one statement, cached under ``key``."""
+    return lambda fenced: fenced.update(lambda: assignments(fenced.fence), key=key)
 
 
-@dataclass(frozen=True)
-class Completing(Settlement):
-    """Complete tasks.  Construction raises :class:`.ArgumentError` if ``result`` cannot be stored as JSON."""
+def completed(result: object = None, stage: str | None = None) -> Settlement:
+    """Complete tasks: schedule the next run of recurring ones; complete the others, or delete them if the model's
+    options say so.
 
-    how = "completed"
-    outcome = AttemptOutcome.COMPLETED
-    result: object = None
-    stage: str | None = None
+    Raises :class:`.ArgumentError` if ``result`` cannot be stored as JSON.
+    """
+    if result is not None:
+        check_json("result", result)
 
-    def __post_init__(self) -> None:
-        check_json("result", self.result)
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [*self._kept(fence.spec), *finishing(fence, Status.COMPLETED, stage=self.stage)]
-
-    def apply(self, fenced: FencedClaims) -> set[Identity]:
-        """Schedule the next run of recurring tasks; complete the others, or delete them if the model's options say
-        so."""
+    def write(fenced: FencedClaims) -> set[Identity]:
         spec = fenced.spec
-        self._check(spec)
-        like = (self.how, self.stage) if self.result is None else None
-        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], null()), *self._kept(spec)])
-        if spec.options.on_complete == "keep":
-            return going_on | fenced.update(self.assignments, like=like)
-        lives = lives_on(fenced.fence, Status.COMPLETED, self.stage)
-        gone = fenced.delete(like=("deleted", self.stage), spared=lives)
-        _expunge(fenced.session, spec, gone)
-        if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
-            return going_on | gone
-        return going_on | gone | fenced.without(gone).update(self.assignments, like=like, only=lives)
+        if result is not None or stage is not None:
+            _check_completion(spec, result, stage)
+        values: list[Assignment] = [] if result is None else [(spec["result"], result)]
+        key = ("completed", stage) if result is None else None
+        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], null()), *values])
+        fence = fenced.fence
+        gone, lives = set[Identity](), None
+        if spec.options.on_complete == "delete":
+            lives = lives_on(fence, Status.COMPLETED, stage)
+            gone = fenced.delete(key=("deleted", stage), spared=lives)
+            _expunge(fenced.session, spec, gone)
+            if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
+                return going_on | gone
+            fenced = fenced.without(gone)
+        finish = fenced.update(
+            lambda: [*values, *finishing(fence, Status.COMPLETED, stage=stage)],
+            key=key,
+            only=lives,
+        )
+        return going_on | gone | finish
 
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def shows(fence: Fence, shown: Shown) -> Shown | None:
         if "attempts_before" in fence.spec.columns:
             return None  # it may have a next stage or run
-        result = {} if self.result is None else {"result": UNKNOWN}  # as JSON returns it
-        return _ended(fence, shown, Status.COMPLETED) | result
+        final = _final(fence, shown, Status.COMPLETED)
+        return final if result is None else final | {"result": UNKNOWN}  # as JSON returns it
 
-    def _kept(self, spec: QueueSpec) -> list[Assignment]:
-        return [] if self.result is None else [(spec["result"], self.result)]
+    return Settlement(write=write, record=_COMPLETED, status=Status.COMPLETED, shows=shows)
 
-    def _check(self, spec: QueueSpec) -> None:
-        if self.result is not None and not spec.keeps_results:
-            raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
-        if self.stage is not None and self.stage not in spec.options.stages:
-            stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
-            raise ArgumentError(f"stage={self.stage!r}: the stages of {spec.entity.__name__} are {stages}")
+
+_COMPLETED = AttemptRecord(AttemptOutcome.COMPLETED)
+
+
+def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> None:
+    if result is not None and not spec.keeps_results:
+        raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
+    if stage is not None and stage not in spec.options.stages:
+        stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
+        raise ArgumentError(f"stage={stage!r}: the stages of {spec.entity.__name__} are {stages}")
 
 
 def _expunge(session: Session, spec: QueueSpec, identities: Iterable[Identity]) -> None:
@@ -163,57 +140,52 @@ def _expunge(session: Session, spec: QueueSpec, identities: Iterable[Identity]) 
             session.expunge(task)
 
 
-@dataclass(frozen=True)
-class Failing(Settlement):
-    """Record a failure: retry the tasks, or discard them."""
+def failed(
+    error: str,
+    *,
+    cause: type[BaseException] | None = None,
+    retry_in: timedelta | None = None,
+    traceback: Traceback = None,
+    last: Collection[Claim] = (),
+) -> Settlement:
+    """Record a failure: schedule the next run of recurring tasks without attempts left; retry or discard the others.
 
-    how = "failed"
-    outcome = AttemptOutcome.FAILED
-    text: str
-    cause: type[BaseException] | None
-    """The exception's class, which a retry policy may depend on."""
-    retry_in: timedelta | None
-    traceback: Traced = None
-    last: Collection[Claim] = ()
-    """Claims known to have no attempt left: the policy is not asked for their delays, which nothing uses."""
+    ``cause``: the exception's class, which a retry policy may depend on.  ``last``: claims known to have no attempt
+    left: the policy is not asked for their delays, which nothing uses.
+    """
 
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        spec, policy = fence.spec, policy_for(fence.spec.options.retry, self.cause)
-        if policy is None and self.retry_in is None:
-            return finishing(fence, Status.DISCARDED, error=self.text)
-        going_on = [claim for claim in claims if claim not in self.last]
-        delays = {number: self._delay(spec, policy, number) for number in _tries(spec, going_on)}
-        return [*failing(fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], self.text)]
-
-    def _delay(self, spec: QueueSpec, policy: RetryPolicy | None, number: int) -> timedelta:
-        if self.retry_in is not None or policy is None:
-            return self.retry_in or timedelta(0)
-        return delay_after(policy, number, spec.entity.__name__)
-
-    def apply(self, fenced: FencedClaims) -> set[Identity]:
-        """Schedule the next run of recurring tasks without attempts left; retry or discard the others."""
+    def write(fenced: FencedClaims) -> set[Identity]:
         spec = fenced.spec
-        given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
-        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], self.text)], spent=not given_up)
-        informed = replace(self, last={*self.last, *_last(fenced)})
-        return going_on | fenced.update(informed.assignments)
+        policy = policy_for(spec.options.retry, cause)
+        gives_up = policy is None and retry_in is None
+        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], error)], spent=not gives_up)
+        spent = {*last, *_last(fenced)}
+        numbers = _tries(spec, [claim for claim in fenced.claims if claim not in spent])
+        if retry_in is not None:
+            delays = dict.fromkeys(numbers, retry_in)
+        elif policy is not None:
+            delays = {number: delay_after(policy, number, spec.entity.__name__) for number in numbers}
+        else:
+            return going_on | fenced.write(finishing(fenced.fence, Status.DISCARDED, error=error))
+        values = [*failing(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], error)]
+        return going_on | fenced.write(values)
 
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def shows(fence: Fence, shown: Shown) -> Shown | None:
         spec = fence.spec
         if "max_attempts" not in shown:
             return None
-        is_given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
-        if not is_given_up and shown["attempt"] < shown["max_attempts"]:
-            waiting = {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": self.text}
-            return waiting | _claimed(fence, shown)
+        gives_up = retry_in is None and policy_for(spec.options.retry, cause) is None
+        if not gives_up and shown["attempt"] < shown["max_attempts"]:
+            waiting = {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": error}
+            return waiting | _locked_claim(fence, shown)
         if spec.recurs:
             return None
         # a failure after the last attempt clears the suspicion, which giving up at once does not
-        crashes = {} if is_given_up else {"crashes": 0}
-        return _ended(fence, shown, Status.DISCARDED) | {"error": self.text} | crashes
+        crashes = {} if gives_up else {"crashes": 0}
+        return _final(fence, shown, Status.DISCARDED) | {"error": error} | crashes
 
-    def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
+    record = AttemptRecord(AttemptOutcome.FAILED, error, traceback)
+    return Settlement(write=write, record=record, status=Status.RETRYABLE, shows=shows)
 
 
 def _last(fenced: FencedClaims) -> Iterator[Claim]:
@@ -233,174 +205,130 @@ def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
     return range(1, min(attempts[-1], max(1, spec.options.max_attempts - 1)) + 1)
 
 
-@dataclass(frozen=True)
-class Discarding(Settlement):
+def discarded(error: str, *, traceback: Traceback = None) -> Settlement:
     """Discard tasks with an error."""
-
-    how = "discarded"
-    outcome = AttemptOutcome.DISCARDED
-    text: str
-    traceback: Traced = None
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return finishing(fence, Status.DISCARDED, error=self.text)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return _ended(fence, shown, Status.DISCARDED) | {"error": self.text}
-
-    def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
+    return Settlement(
+        write=_update(lambda fence: finishing(fence, Status.DISCARDED, error=error)),
+        record=AttemptRecord(AttemptOutcome.DISCARDED, error, traceback),
+        status=Status.DISCARDED,
+        shows=lambda fence, shown: _final(fence, shown, Status.DISCARDED) | {"error": error},
+    )
 
 
-class Cancelling(Settlement):
-    """Cancel tasks."""
+def discarded_after_crashes(error: str) -> Settlement:
+    """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
-    how = like = "cancelled"
-    outcome = AttemptOutcome.CANCELLED
+    def write(fenced: FencedClaims) -> set[Identity]:
+        going_on, fenced = schedule_next_runs(fenced, [(fenced.spec["error"], error)])
+        return going_on | discarding.write(fenced)
 
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return finishing(fence, Status.CANCELLED)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return _ended(fence, shown, Status.CANCELLED)
-
-
-class Releasing(Settlement):
-    """Return tasks unfinished, without counting the attempt."""
-
-    how = like = "released"
-    outcome = AttemptOutcome.RELEASED
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(fence, None)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return _handed_back(fence, shown, Status.AVAILABLE)
+    discarding = discarded(error)
+    return replace(
+        discarding,
+        write=write,
+        record=AttemptRecord(AttemptOutcome.CRASHED, error),
+        shows=lambda fence, shown: None if fence.spec.recurs else discarding.shows(fence, shown),
+    )
 
 
-def _handed_back(fence: Fence, shown: Mapping[str, Any], status: Status) -> dict[str, Any]:
+CANCELLED = Settlement(
+    write=_update(lambda fence: finishing(fence, Status.CANCELLED), key="cancelled"),
+    record=AttemptRecord(AttemptOutcome.CANCELLED),
+    status=Status.CANCELLED,
+    shows=lambda fence, shown: _final(fence, shown, Status.CANCELLED),
+)
+"""Cancels tasks."""
+
+
+def _final(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
+    """Return what instances of tasks that become final show."""
+    final: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "finished_at": UNKNOWN}
+    final |= _locked_claim(fence, shown)
+    if status is not Status.DISCARDED:
+        final["crashes"] = 0
+    if fence.spec.has_unique_keys:
+        key = shown.get("unique_key", UNKNOWN)
+        final |= {"unique_key": None, "former_key": shown.get("former_key", UNKNOWN) if key is None else key}
+    return final
+
+
+def _locked_claim(fence: Fence, shown: Shown) -> dict[str, Any]:
+    """Return the values of a claim with ``lease=None``, which its settlement writes."""
+    if fence.claimed_by is None:
+        return {}
+    planned = {"scheduled_for": UNKNOWN} if fence.spec.recurs else {}
+    return {"claimed_by": fence.claimed_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
+
+
+def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
+    """Postpone tasks, without counting the attempt.  ``error``: because of which they are postponed, if it was one."""
+
+    def assignments(fence: Fence) -> Sequence[Assignment]:
+        back = handing_back(fence, delay)
+        return back if error is None else [*back, (fence.spec["error"], error)]
+
+    def shows(fence: Fence, shown: Shown) -> Shown:
+        back = _handed_back(fence, shown, Status.SCHEDULED)
+        return back if error is None else back | {"error": error}
+
+    record = AttemptRecord(AttemptOutcome.SNOOZED, error)
+    return Settlement(write=_update(assignments), record=record, status=Status.SCHEDULED, shows=shows)
+
+
+def _released(assignments: Callable[[Fence], Sequence[Assignment]], key: str) -> Settlement:
+    record = AttemptRecord(AttemptOutcome.RELEASED)
+    return Settlement(write=_update(assignments, key=key), record=record, status=Status.AVAILABLE)
+
+
+RELEASED = replace(
+    _released(lambda fence: handing_back(fence, None), "released"),
+    shows=lambda fence, shown: _handed_back(fence, shown, Status.AVAILABLE),
+)
+"""Returns tasks unfinished, without counting the attempt."""
+RETURNED = _released(lambda fence: returning(fence, fence.spec["crashes"]), "returned")
+"""Releases tasks that were not started; whether they crash a process remains unknown."""
+CLEARED = _released(lambda fence: returning(fence, fence.spec["crashes"] - literal_column("1")), "uncounted")
+"""Releases suspects whose process did not crash, or not because of them: takes back :data:`CRASH_COUNTED`."""
+
+
+def _handed_back(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
     back: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "crashes": 0}
     budget = min(shown["max_attempts"] + 1, LARGEST) if "max_attempts" in shown else UNKNOWN
-    claim = _claimed(fence, shown) if fence.only_locked else {"claimed_by": None, "claimed_at": None}
+    claim = {"claimed_by": None, "claimed_at": None} if fence.claimed_by is None else _locked_claim(fence, shown)
     return back | {"max_attempts": budget} | claim
 
 
-class Returning(Settlement):
-    """Release tasks that were not started; whether they crash a process remains unknown."""
-
-    how, like = "released", "returned"
-    outcome = AttemptOutcome.RELEASED
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return returning(fence, fence.spec["crashes"])
-
-
-class CountingCrash(Settlement):
-    """Count the crash of suspects in advance, because a process that they crash may not be able to write it."""
-
-    how, like = None, "counted"
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [(fence.spec["crashes"], fence.spec["crashes"] + literal_column("1"))]
-
-
-class UncountingCrash(Settlement):
-    """Release suspects whose process did not crash, or not because of them."""
-
-    how, like = "released", "uncounted"
-    outcome = AttemptOutcome.RELEASED
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return returning(fence, fence.spec["crashes"] - literal_column("1"))
-
-
-@dataclass(frozen=True)
-class ReleasingCrashed(Settlement):
+def released_after_crash(error: str) -> Settlement:
     """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
-
-    how = "released"
-    outcome = AttemptOutcome.CRASHED
-    text: str
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [*returning(fence, suspected(fence.spec)), (fence.spec["error"], self.text)]
-
-    def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text)
+    return Settlement(
+        write=_update(lambda fence: [*returning(fence, suspected(fence.spec)), (fence.spec["error"], error)]),
+        record=AttemptRecord(AttemptOutcome.CRASHED, error),
+        status=Status.AVAILABLE,
+    )
 
 
-class Abandoning(Settlement):
-    """Release tasks whose claimers left them until the lease expired; the attempt counts as if a claim took them
-    over."""
-
-    how, like = "released", "abandoned"
-    outcome = AttemptOutcome.CRASHED
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return abandoned(fence)
-
-    def told(self, options: HistoryOptions) -> Told:
-        return ABANDONED
+RELEASED_AFTER_LEASE = Settlement(write=_update(abandoned, key="abandoned"), record=ABANDONED, status=Status.AVAILABLE)
+"""Releases tasks whose claimers left them until the lease expired; the attempt counts as if a claim took them over."""
+CRASH_COUNTED = Settlement(
+    write=_update(lambda fence: [(fence.spec["crashes"], fence.spec["crashes"] + literal_column("1"))], key="counted")
+)
+"""Counts the crash of suspects in advance, because a process that they crash may not be able to write it.  The claims
+continue."""
 
 
-@dataclass(frozen=True)
-class DiscardingCrashed(Discarding):
-    """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
+def extended(lease: timedelta | None) -> Settlement:
+    """Extend leases, by default to the model's; the claims continue."""
 
-    outcome = AttemptOutcome.CRASHED
-
-    def apply(self, fenced: FencedClaims) -> set[Identity]:
-        going_on, fenced = schedule_next_runs(fenced, [(fenced.spec["error"], self.text)])
-        return going_on | super().apply(fenced)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return None if fence.spec.recurs else super().shows(fence, shown)
-
-
-@dataclass(frozen=True)
-class Snoozing(Settlement):
-    """Postpone tasks, without counting the attempt."""
-
-    how = "snoozed"
-    outcome = AttemptOutcome.SNOOZED
-    delay: timedelta
-    text: str | None = None
-    """The error because of which they are postponed, if it was one."""
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        back = handing_back(fence, self.delay)
-        return back if self.text is None else [*back, (fence.spec["error"], self.text)]
-
-    def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text)
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        back = _handed_back(fence, shown, Status.SCHEDULED)
-        return back if self.text is None else back | {"error": self.text}
-
-
-@dataclass(frozen=True)
-class Extending(Settlement):
-    """Extend leases; the claims continue."""
-
-    how = None
-    lease: timedelta | None
-    """The new lease; the model's if ``None``."""
-
-    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return {"available_at": UNKNOWN}
-
-    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return extending(fence, self.lease or fence.spec.options.lease)
-
-    def apply(self, fenced: FencedClaims) -> set[Identity]:
-        kept = super().apply(fenced)
+    def write(fenced: FencedClaims) -> set[Identity]:
+        until = lease or fenced.spec.options.lease
+        kept = fenced.write(extending(fenced.fence, until))
         if kept and fenced.spec.is_limited:
             mine = [claim for claim in fenced.claims if claim.identity in kept]
             slots = Slots(fenced.session, fenced.adapter, fenced.spec)
-            lost = slots.extend(mine, self.lease or fenced.spec.options.lease, waits=fenced.fence.waits)
-            kept -= {claim.identity for claim in lost}
+            kept -= {claim.identity for claim in slots.extend(mine, until, waits=fenced.fence.waits)}
         return kept
+
+    return Settlement(write=write, shows=lambda fence, shown: {"available_at": UNKNOWN})
 
 
 # -- settles claims. Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them -------------------
@@ -425,7 +353,7 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     claim is committed.  Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not
     claimed or are settled already.
     """
-    _settle(session, tasks, Completing(result, stage))
+    _settle(session, tasks, completed(result, stage))
 
 
 def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
@@ -441,7 +369,7 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
     cause = type(error) if isinstance(error, BaseException) else None
-    _settle_with_text(session, tasks, Failing(error_text(error), cause, retry_in, _raised(error)))
+    _settle_with_error(session, tasks, error, partial(failed, cause=cause, retry_in=retry_in))
 
 
 @overload
@@ -479,12 +407,8 @@ def discard(
             " discard(session, Task, Task.id == 7, error='...')"
         )
     reason: BaseException | str = where[0] if error is None else error
-    _settle_with_text(session, tasks, Discarding(error_text(reason), _raised(reason)))
+    _settle_with_error(session, tasks, reason, discarded)
     return None
-
-
-def _raised(error: BaseException | str) -> BaseException | None:
-    return error if isinstance(error, BaseException) else None
 
 
 @overload
@@ -509,7 +433,7 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
         return cancel_where(session_of(session), spec_of(tasks), where, limit)
     if where or limit is not None:
         raise ArgumentError("criteria and limit= need a model: cancel(session, Task, Task.id == 7)")
-    _settle(session, tasks, Cancelling())
+    _settle(session, tasks, CANCELLED)
     return None
 
 
@@ -518,7 +442,7 @@ def release(session: AnySession, tasks: Tasks) -> None:
 
     For the transaction and errors see :func:`complete`.
     """
-    _settle(session, tasks, Releasing())
+    _settle(session, tasks, RELEASED)
 
 
 def snooze(session: AnySession, tasks: Tasks, delay: timedelta) -> None:
@@ -527,7 +451,7 @@ def snooze(session: AnySession, tasks: Tasks, delay: timedelta) -> None:
     For the transaction and errors see :func:`complete`.
     """
     duration("delay", delay, zero=True)
-    _settle(session, tasks, Snoozing(delay))
+    _settle(session, tasks, snoozed(delay))
 
 
 def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None) -> None:
@@ -537,7 +461,7 @@ def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None)
     """
     if lease is not None:
         duration("lease", lease)
-    _settle(session, tasks, Extending(lease))
+    _settle(session, tasks, extended(lease))
 
 
 _UNTOUCHED = ("priority", "created_at")
@@ -551,18 +475,22 @@ def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
         raise ClaimLostError(lost)
 
 
-def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | Discarding) -> None:
+def _settle_with_error(
+    session: AnySession, tasks: Tasks, error: BaseException | str, settlement_of: Callable[..., Settlement]
+) -> None:
     """Settle all tasks; if the database cannot store the text of the error, with one in ASCII and no traceback.
 
     A character that its character set lacks would otherwise replace the failure, which would never count.
     """
     session = session_of(session)
     holds = holds_of(session, tasks)
-    spec = spec_of(holds[0][0].claim.entity) if holds else None
-    history = None if spec is None else history_of(spec.table.metadata)
-    traced = None if history is None else stored_traceback(settlement.traceback, history.options)
-    settlement = replace(settlement, traceback=traced)
-    if spec is None or f"{settlement.text}{traced}".isascii():
+    if not holds:
+        return
+    spec, text = spec_of(holds[0][0].claim.entity), error_text(error)
+    history = history_of(spec.table.metadata)
+    traceback = stored_traceback(error, history.options) if history and isinstance(error, BaseException) else None
+    settlement = settlement_of(text, traceback=traceback)
+    if f"{text}{traceback}".isascii():
         lost = _settle_holds(session, holds, settlement)
     else:
         adapter = _open(session, spec)
@@ -572,13 +500,12 @@ def _settle_with_text(session: AnySession, tasks: Tasks, settlement: Failing | D
         try:
             with connection.begin_nested():  # an error ends a transaction of PostgreSQL
                 lost = _settle_holds(session, holds, settlement)
-        except Exception as error:
-            if not adapter.errors.is_rejection(error):
-                if isinstance(error, DBAPIError):  # after a deadlock on MySQL, the savepoint is missing
-                    raise adapter.errors.reason(error) from error.orig
+        except Exception as rejection:
+            if not adapter.errors.is_rejection(rejection):
+                if isinstance(rejection, DBAPIError):  # after a deadlock on MySQL, the savepoint is missing
+                    raise adapter.errors.reason(rejection) from rejection.orig
                 raise
-            plain = replace(settlement, text=ascii_text(settlement.text), traceback=None)
-            lost = _settle_holds(session, holds, plain)
+            lost = _settle_holds(session, holds, settlement_of(ascii_text(text)))
     if lost:
         raise ClaimLostError(lost)
 
@@ -595,7 +522,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
 def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
     if not holds:
         return []
-    if settlement.how is None and any(hold.locked_by for hold, _ in holds):
+    if settlement.record is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
     adapter = _open(session, spec, waits=waits)
@@ -605,12 +532,12 @@ def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, wai
         alike[hold.claim.entity, hold.locked_by].append(hold.claim)
     for (entity, locked_by), claims in alike.items():
         fence = Fence(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
-        lost += _apply(FencedClaims(adapter, session, fence, claims), settlement)
+        lost += _apply(adapter, session, fence, claims, settlement)
     if lost:
         gone = set(lost)
         holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
     _note(session, holds, settlement)
-    if holds and (_is_news(spec, settlement.how) or _runs_again(session, adapter, spec, holds, settlement.how)):
+    if holds and _makes_claimable(session, adapter, spec, holds, settlement):
         announce(session, spec)
     return lost
 
@@ -621,22 +548,21 @@ def _open(session: Session, spec: QueueSpec, *, waits: bool = True) -> Adapter:
     return open_(session, spec, meets if waits else Access.SKIP)
 
 
-def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:
+def _apply(
+    adapter: Adapter, session: Session, fence: Fence, claims: Sequence[Claim], settlement: Settlement
+) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
-    spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
-    history = None if settlement.how is None else history_of(spec.table.metadata)
-    lost: list[Claim] = []
+    spec, lost = fence.spec, list[Claim]()
     for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
-        kept = settlement.apply(fenced.of(some))
+        kept = settlement.write(FencedClaims(adapter, session, fence, some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
-        if history is not None:
-            held = [claim for claim in some if claim.identity in kept]
-            record(adapter, fenced.session, held, settlement.told(history.options))
-    if spec.is_limited and settlement.how is not None:
+        if settlement.record is not None:
+            record(adapter, session, [claim for claim in some if claim.identity in kept], settlement.record)
+    if spec.is_limited and settlement.record is not None:
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
-        done = claims if fenced.fence.waits else [claim for claim in claims if claim not in lost]
-        Slots(fenced.session, adapter, spec).free(done)
+        done = claims if fence.waits else [claim for claim in claims if claim not in lost]
+        Slots(session, adapter, spec).free(done)
     return lost
 
 
@@ -648,14 +574,17 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
         claims = [claim for claim in claims if part[claim.identity] is not claim] if len(part) < len(claims) else ()
 
 
-def _is_news(spec: QueueSpec, how: str | None) -> bool:
-    """Return whether the settlement may have made a task claimable."""
-    return how == "released" or (how is not None and any(kind.announces(spec, how) for kind in kinds_of(spec)))
+def _makes_claimable(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, settlement: Settlement) -> bool:
+    """Return whether the settlement may have made a task claimable: one of these, or another.
 
-
-def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
-    """Return whether one of the tasks was enqueued again while it ran.  Only queues with ``unique_key`` are checked."""
-    if how not in ("completed", "failed", "discarded") or not spec.has_unique_keys:
+    Of tasks that were enqueued again while they ran, only those of queues with unique keys are looked for.
+    """
+    if settlement.record is None:
+        return False
+    outcome = settlement.record.outcome
+    if settlement.status is Status.AVAILABLE or any(kind.announces(spec, outcome) for kind in kinds_of(spec)):
+        return True
+    if not spec.has_unique_keys or settlement.status in (Status.CANCELLED, Status.SCHEDULED):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
     available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))
@@ -667,10 +596,10 @@ def _note(session: Session, holds: Holds, settlement: Settlement) -> None:
 
     Attributes with a value that only the database knows expire.
     """
-    how, present = settlement.how, [(hold, state) for hold, state in holds if state is not None]
-    if how is not None:
-        settled = [(state, hold._replace(settled=how)) for hold, state in present]
-        ledger_of(session).remember(session, settled)
+    present = [(hold, state) for hold, state in holds if state is not None]
+    if settlement.record is not None:
+        outcome = settlement.record.outcome.value
+        ledger_of(session).remember(session, [(state, hold._replace(settled=outcome)) for hold, state in present])
     else:
         ledger_of(session).wrote(session, [state for _, state in present])
     for hold, state in present:
@@ -685,7 +614,7 @@ def _show(session: Session, task: object, hold: Hold, settlement: Settlement) ->
     fence = Fence(spec=spec, claimed_by=hold.locked_by)
     changes = settlement.shows(fence, {**values, "attempt": hold.claim.attempt})
     if changes is None:
-        session.expire(task, _written(spec, locked=fence.only_locked))
+        session.expire(task, _written(spec, locked=fence.claimed_by is not None))
         return
     unknown = [*_generated(spec), *_of_other_kinds(spec)]
     for role, value in changes.items():

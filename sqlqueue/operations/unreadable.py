@@ -24,7 +24,7 @@ from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
 from ..sql.rows import REACH, Assignment, is_held, raised, representable, state, utcnow, write
 from ..transaction.ledger import ledger_of
-from .recording import ABANDONED, Told, brief, last_claims, record, spoken, task_name
+from .recording import ABANDONED, AttemptRecord, brief, last_claims, record, spoken, task_name
 
 logger = logger_of("sqlqueue")
 
@@ -134,7 +134,7 @@ def _write(
     if history_of(spec.table.metadata) is not None:
         outcome = AttemptOutcome.SNOOZED if aside.delay is not None else AttemptOutcome.DISCARDED
         ended = last_claims(adapter, session, spec, named if claimed else and_(named, is_held(spec)))
-        record(adapter, session, ended, Told(outcome, aside.error) if claimed else ABANDONED)
+        record(adapter, session, ended, AttemptRecord(outcome, aside.error) if claimed else ABANDONED)
     values: list[Assignment] = [
         (spec["error"], aside.error),
         (spec["claimed_by"], null()),

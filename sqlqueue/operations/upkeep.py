@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, func, literal_column, null, select, union_all
@@ -38,13 +39,13 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from .recording import last_claims
 from .session_criteria import within
 from .settling import (
-    Abandoning,
-    DiscardingCrashed,
-    Extending,
-    ReleasingCrashed,
-    Returning,
+    CLEARED,
+    RELEASED_AFTER_LEASE,
+    RETURNED,
     Settlement,
-    UncountingCrash,
+    discarded_after_crashes,
+    extended,
+    released_after_crash,
     settle_some,
 )
 
@@ -107,31 +108,28 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     mine = [each for each in crash.started if each.table == spec.table.fullname]
     running, counted = ({(m.identity, m.token) for m in mine if m.counted is each} for each in (False, True))
     text = crash_text(crash.status, sum(not each.counted for each in crash.started) or 1)
-    returning, uncounting, suspecting = Returning(), UncountingCrash(), ReleasingCrashed(text)
+    suspected = released_after_crash(text)
+    discarded = cache(lambda crashes: discarded_after_crashes(too_many_crashes(crashes, text)))
     alike = defaultdict[Settlement, list[Claim]](list)
     for claim, crashes in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
         one = claim.identity, claim.token
         if crash.complete and one not in running:
-            how: Settlement = uncounting if one in counted else returning
+            settlement = CLEARED if one in counted else RETURNED
         elif crashes >= spec.options.max_crashes:
-            how = DiscardingCrashed(too_many_crashes(crashes, text))
+            settlement = discarded(crashes)
         else:
-            how = suspecting
-        alike[how].append(claim)
-    settled = {how: _settled(session, claims, how) for how, claims in alike.items()}
+            settlement = suspected
+        alike[settlement].append(claim)
+    for settlement, claims in alike.items():
+        lost = set(settle_some(session, claims, settlement))
+        alike[settlement] = [claim for claim in claims if claim not in lost]
     locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
     return Recovered(
-        returned=sum(len(settled.get(how, ())) for how in (returning, uncounting)),
-        suspects=[*settled.get(suspecting, ()), *locked],
-        discarded=[claim for how, claims in settled.items() if isinstance(how, DiscardingCrashed) for claim in claims],
+        returned=len(alike[CLEARED]) + len(alike[RETURNED]),
+        suspects=[*alike[suspected], *locked],
+        discarded=[claim for how, claims in alike.items() if how.status is Status.DISCARDED for claim in claims],
         text=text,
     )
-
-
-def _settled(session: Session, claims: Sequence[Claim], how: Settlement) -> list[Claim]:
-    """Settle the claims, and return those that were not lost."""
-    lost = set(settle_some(session, claims, how))
-    return [claim for claim in claims if claim not in lost]
 
 
 def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]) -> list[tuple[Claim, int]]:
@@ -256,7 +254,7 @@ def _promote(session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Iden
     changed = _become(Status.AVAILABLE, session, adapter, waiting, keys)
     held = [key for key in keys if key not in changed]
     claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, held)) if held else []
-    lost = settle_some(session, claims, Abandoning(), waits=False)
+    lost = settle_some(session, claims, RELEASED_AFTER_LEASE, waits=False)
     return len(changed) + len(claims) - len(lost)
 
 
@@ -340,7 +338,7 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     Skips locked rows: only their own handler can have locked them, and no other claim can take them meanwhile.  Waiting
     for them would let the other leases expire.
     """
-    rest = settle_some(session, claims, Extending(lease), waits=False)
+    rest = settle_some(session, claims, extended(lease), waits=False)
     still = still_held(session, rest)
     spec = spec_of(claims[0].entity)
     if still and spec.is_limited:

@@ -22,7 +22,7 @@ from ..lifecycle.transitions import taking
 from ..model.companions import history_of
 from ..operations.recording import ABANDONED, last_claims, record
 from ..operations.session_criteria import within
-from ..operations.settling import Returning, settle_some
+from ..operations.settling import RETURNED, settle_some
 from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import Assignment, is_held, write
@@ -157,7 +157,7 @@ def claim_messages(
     set_aside(adapter, session, spec, unreadable, claimed=True)
     # those that follow one of these in its key must wait for it
     ready = set(_without_gaps(lines, taken - {each.identity for each in unreadable}))
-    settle_some(session, [each for each in messages if spec.identity_of(each) not in ready], Returning())
+    settle_some(session, [each for each in messages if spec.identity_of(each) not in ready], RETURNED)
     return [each for each in messages if spec.identity_of(each) in ready]
 
 

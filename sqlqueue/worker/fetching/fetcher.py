@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from ...operations.claiming import ClaimQuery, claim_matching
 from ...operations.consuming import consume_matching
-from ...operations.settling import CountingCrash, settle_some
+from ...operations.settling import CRASH_COUNTED, settle_some
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
@@ -263,7 +263,7 @@ class Fetcher(BaseFetcher):
         """Count a crash of the task in advance.  Returns whether the task still belongs to this worker."""
         reports = self._context.reports
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
-        count_crash = partial(settle_some, tasks=[job.claim], settlement=CountingCrash())
+        count_crash = partial(settle_some, tasks=[job.claim], settlement=CRASH_COUNTED)
         lost = await until_success(
             lambda: run(count_crash),
             Backoff(f"suspect {job}", reports, self._adapter),

@@ -13,19 +13,8 @@ from sqlalchemy.orm.attributes import instance_state
 
 from ..._support.errors import Claim
 from ..._support.texts import ascii_text, error_text
-from ...operations.settling import (
-    Cancelling,
-    Completing,
-    Discarding,
-    DiscardingCrashed,
-    Failing,
-    ReleasingCrashed,
-    Returning,
-    Settlement,
-    Snoozing,
-    UncountingCrash,
-    settle_some,
-)
+from ...operations import settling
+from ...operations.settling import Settlement, settle_some
 from ...operations.upkeep import still_held, too_many_crashes
 from ...queue.retries import DEFAULT_RETRY
 from ...queue.spec import spec_of
@@ -133,15 +122,21 @@ def is_signal(error: BaseException) -> bool:
 
 
 _SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome, frozenset[Claim]], Settlement]] = {
-    "completed": lambda how, _: Completing(how.result and how.result.value),
-    "failed": lambda how, last: Failing(how.error or "", how.cause, how.delay, how.traceback, last),
-    "discarded": lambda how, _: Discarding(how.error or ""),
-    "cancelled": lambda *_: Cancelling(),
-    "released": lambda *_: Returning(),
-    "uncounted": lambda *_: UncountingCrash(),
-    "suspected": lambda how, _: ReleasingCrashed(how.error or ""),
-    "crashed": lambda how, _: DiscardingCrashed(how.error or ""),
-    "snoozed": lambda how, _: Snoozing(how.delay or timedelta(0), how.error),
+    "completed": lambda outcome, _: settling.completed(outcome.result and outcome.result.value),
+    "failed": lambda outcome, last: settling.failed(
+        outcome.error or "",
+        cause=outcome.cause,
+        retry_in=outcome.delay,
+        traceback=outcome.traceback,
+        last=last,
+    ),
+    "discarded": lambda outcome, _: settling.discarded(outcome.error or ""),
+    "cancelled": lambda *_: settling.CANCELLED,
+    "released": lambda *_: settling.RETURNED,
+    "uncounted": lambda *_: settling.CLEARED,
+    "suspected": lambda outcome, _: settling.released_after_crash(outcome.error or ""),
+    "crashed": lambda outcome, _: settling.discarded_after_crashes(outcome.error or ""),
+    "snoozed": lambda outcome, _: settling.snoozed(outcome.delay or timedelta(0), outcome.error),
 }
 
 
