@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -335,14 +335,25 @@ def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, reru
     attempts = spec["attempt"] + proposed(budget) if budget in names else fresh_budget(spec)
     marked = [(spec["claimed_at"], case((running, null()), else_=spec["claimed_at"]))] if rerun else []
     values = overwriting(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
+    restarted = [
+        *restored_key(spec),
+        clearing(spec, ~running),
+        *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
+    ]
+    placed: list[Assignment] = []
+    if spec.has_stages:
+        stage = spec["stage"]
+        first = proposed(stage.name) if stage.name in names else literal(spec.options.stages[0], stage.type)
+        # to run again, at once even if the task is running: however this run ends, the next one starts there
+        placed = [(stage, first if rerun else case((running, stage), else_=first))]
     return [
         *values,
         *marked,
         (spec["available_at"], case((stays, spec["available_at"]), else_=moment)),
         (spec["finished_at"], null()),
         (spec["max_attempts"], case((running, spec["max_attempts"]), else_=attempts)),
-        *_from_the_start(spec, names, running),
-        *_placed(spec, names, proposed, None if rerun else running),
+        *((column, value) for column, value in restarted if column.name not in names),
+        *placed,
         (spec["status"], case((stays, spec["status"]), else_=status)),
     ]
 
@@ -369,29 +380,6 @@ def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assi
     if key is not None and key in given:
         given[key] = case((is_held(spec), key), else_=given[key])
     return list(given.items())
-
-
-def _placed(spec: QueueSpec, names: Container[str], proposed: Proposed, kept: Criterion | None) -> list[Assignment]:
-    """Return the assignment of the first stage, or of the one that an insert of columns ``names`` sets, to a row that
-    it reactivates.  Rows that satisfy ``kept`` stay where they are.
-
-    Assigned at once even if the task is running and runs again: however this run ends, the next one starts there.
-    """
-    if not spec.has_stages:
-        return []
-    stage = spec["stage"]
-    first = proposed(stage.name) if stage.name in names else literal(spec.options.stages[0], stage.type)
-    return [(stage, first if kept is None else case((kept, stage), else_=first))]
-
-
-def _from_the_start(spec: QueueSpec, names: Container[str], running: Criterion) -> list[Assignment]:
-    """Return the kinds' assignments to a reactivated row, except to columns that the insert sets."""
-    begin = [
-        *restored_key(spec),
-        clearing(spec, ~running),
-        *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
-    ]
-    return [(column, value) for column, value in begin if column.name not in names]
 
 
 def redriving(spec: QueueSpec) -> list[Assignment]:
