@@ -98,7 +98,7 @@ def test_complete(sync_db: Database) -> None:
         with hops.recorded():
             session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=62, files=13)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=53, files=13)
 
 
 def test_enqueue_with_conflict(sync_db: Database) -> None:
@@ -109,7 +109,7 @@ def test_enqueue_with_conflict(sync_db: Database) -> None:
         with hops.recorded():
             enqueue(session)
 
-    repeated(sync_db, enqueue, call).check(functions=66, files=21)
+    repeated(sync_db, enqueue, call).check(functions=64, files=21)
 
 
 def test_claim_with_limits(sync_db: Database) -> None:
@@ -138,4 +138,4 @@ def test_job_with_session(sync_db: Database) -> None:
     eventually(lambda: len(hops) == 7)
     workers.end_test()
     # the fewest of those after the first: a busy machine adds some
-    min(hops[2:6], key=len).check(functions=127, files=29)
+    min(hops[2:6], key=len).check(functions=117, files=28)
