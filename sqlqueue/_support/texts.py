@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from sqlalchemy.exc import SQLAlchemyError, StatementError
 
 from .errors import ArgumentError
+from .private import set_message
 
 # -- makes error text storable on every engine, and any text safe to print --------------------------------------------
 
@@ -176,7 +177,7 @@ def traceback_text(error: BaseException, *, whole: bool = False) -> str:
     for each, raised in _chain(told, error):
         chain.append(each)
         if isinstance(raised, SQLAlchemyError):
-            each._str = message_of(raised)  # type: ignore[attr-defined]  # the text that it formats
+            set_message(each, message_of(raised))
     if not whole:
         application = _application(error)
         for each in chain:

@@ -22,6 +22,7 @@ from sqlalchemy import Column, Connection, DefaultClause, Index, Integer, MetaDa
 from sqlalchemy.sql.elements import conv
 
 from .._support.errors import ConfigurationError
+from .._support.private import affinity
 from ..diagnostics.drift import WrongDefault, WrongIndex, constant, drift, queue_indexes
 from ..dialects import adapter_for
 from ..dialects.parts.schema import LiveIndex
@@ -76,7 +77,7 @@ def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str 
     alike = [
         name
         for name, each in dropped.items()
-        if each.type._type_affinity is column.type._type_affinity and each.nullable == column.nullable
+        if affinity(each.type) is affinity(column.type) and each.nullable == column.nullable
     ]
     return alike[0] if len(alike) == 1 else None
 

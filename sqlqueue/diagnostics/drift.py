@@ -34,6 +34,7 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql import operators
 from sqlalchemy.types import TypeEngine
 
+from .._support.private import affinity, is_conditional, is_executed
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.plans import QueryPlan
@@ -235,8 +236,7 @@ def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:
     """Return the names of the model's own indexes that do not exist, compared by name only."""
     preparer, ours = connection.dialect.identifier_preparer, {index.name for index in queue_indexes(spec)}
     live = {preparer.quote(name) for name in adapter_for(connection.dialect).schema.index_names(connection, spec.table)}
-    # an index with a condition, from Index.ddl_if(), may be meant for another engine
-    own = [index for index in spec.table.indexes if index.name not in ours and index._ddl_if is None]
+    own = [index for index in spec.table.indexes if index.name not in ours and not is_conditional(index)]
     return sorted(str(index.name) for index in own if preparer.format_index(index) not in live)
 
 
@@ -259,10 +259,7 @@ def _declared_triggers(connection: Connection, table: Table) -> Iterator[str]:
     mine = {table.schema, connection.schema_for_object(table) or connection.dialect.default_schema_name}
     for target in (table, table.metadata):
         for listener in target.dispatch.after_create:
-            if not isinstance(listener, ExecutableDDLElement):
-                continue
-            # as the listener itself decides when it is called
-            if not listener._should_execute(target, connection):  # type: ignore[no-untyped-call]
+            if not isinstance(listener, ExecutableDDLElement) or not is_executed(listener, target, connection):
                 continue
             for found in _TRIGGER.finditer(str(listener.against(target).compile(dialect=connection.dialect))):
                 (*owner, name), (*schema, of) = map(_parts, found.groups())
@@ -365,7 +362,7 @@ def inexact_primary_keys(
         collation = collations.get(column.name)
         if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
             continue
-        if issubclass(column.type._type_affinity or type(None), Uuid):
+        if issubclass(affinity(column.type) or type(None), Uuid):
             continue  # stored as lowercase hexadecimal digits, which every collation distinguishes
         message = (
             f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= treats tasks as the same"

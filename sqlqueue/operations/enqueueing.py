@@ -16,12 +16,13 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.checks import duration
 from .._support.errors import ArgumentError
+from .._support.private import is_flushing
 from ..dialects.base import Adapter
 from ..model.declaration import QueueMixin, first_moment
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
 from ..sql.rows import utcnow
-from ..transaction.connection import Access, AnySession, check_engine, is_flushing, open_, session_of
+from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import Conflicts, existing, translating
 from .rows import (

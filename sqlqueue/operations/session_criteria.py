@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import event, false, select
@@ -11,6 +11,7 @@ from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.errors import ArgumentError
+from .._support.private import entity_criteria, options_of
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, QueueSpec, Where
 
@@ -23,7 +24,7 @@ def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOpti
     """
     if session.dispatch.do_orm_execute:
         options = _options_shown(session, spec, options)
-    return tuple(_criteria(spec, options)) if options else ()
+    return tuple(entity_criteria(options, spec.mapper)) if options else ()
 
 
 def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tuple[Where, ...]:
@@ -52,7 +53,7 @@ def _options_shown(
     seen: list[ExecutableOption] = []
 
     def end(state: ORMExecuteState) -> IteratorResult[Any]:
-        seen.extend(state.statement._with_options)
+        seen.extend(options_of(state.statement))
         return IteratorResult(SimpleResultMetaData([]), iter(()))
 
     event.listen(session, "do_orm_execute", end)  # runs last: a session's listeners run after those of its class
@@ -66,12 +67,3 @@ def _options_shown(
     finally:
         event.remove(session, "do_orm_execute", end)
     return seen
-
-
-def _criteria(spec: QueueSpec, options: Sequence[ExecutableOption]) -> Iterator[Criterion]:
-    found: dict[Any, list[Any]] = {}
-    for option in options:
-        if getattr(option, "_is_criteria_option", False):
-            option.get_global_criteria(found)  # type: ignore[attr-defined]
-    for option in found.get(("additional_entity_criteria", spec.mapper), ()):
-        yield option._resolve_where_criteria(spec.mapper)

@@ -29,6 +29,7 @@ from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support.checks import count
 from .._support.errors import ArgumentError
+from .._support.private import tables_in
 from ..dialects.base import Adapter
 from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
@@ -437,7 +438,7 @@ def _age(rows: Iterable[Any], name: str) -> timedelta | None:
 
 def _own_column(spec: QueueSpec, by: object) -> ColumnElement[Any]:
     column = by.__clause_element__() if isinstance(by, QueryableAttribute) else by
-    if not isinstance(column, ColumnElement) or not set(column._from_objects) <= {*spec.mapper.tables}:
+    if not isinstance(column, ColumnElement) or not tables_in(column) <= {*spec.mapper.tables}:
         name = spec.entity.__name__
         raise ArgumentError(f"{by!r} is not a column of {name}: give one of its attributes, as in {name}.status")
     return column

@@ -31,11 +31,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .._support.checks import text
 from .._support.errors import ArgumentError
+from .._support.private import cached_with
 from ..queue.options import DUE, FINAL, AttemptOutcome, Status
 from ..queue.spec import Criterion, QueueSpec
 
@@ -138,7 +138,7 @@ class utcnow(FunctionElement[datetime]):
 
     name = "utcnow"
     inherit_cache = True
-    _traverse_internals = [*FunctionElement._traverse_internals, ("_ahead", InternalTraversal.dp_plain_obj)]  # noqa: RUF012
+    _traverse_internals = cached_with("_ahead")
     type = UTCDateTime.wrapping(DateTime, timezone=True)
 
     def __init__(self, seconds: ColumnElement[float] | timedelta | None = None) -> None:

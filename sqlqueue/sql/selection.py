@@ -25,6 +25,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
 
 from .._support.errors import ArgumentError
+from .._support.private import tables_in
 from ..queue.options import Status
 from ..queue.spec import CACHE_SIZE, Criterion, Ordering, QueueSpec, StatementCache, Where, conjuncts
 from .rows import KeyText, come_due, has_come, is_available, is_held, is_ready, present_status, state, used_up
@@ -53,7 +54,7 @@ def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
     if not isinstance(criterion, ColumnElement):
         example = f"{spec.entity.__name__}.id == 7"
         raise ArgumentError(f"{given!r} is not a criterion: give SQL expressions, as in {example}")
-    froms = set(criterion._from_objects) - {spec.table}
+    froms = tables_in(criterion) - {spec.table}
     if not froms:
         return criterion
     inherited = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables}

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import immutabledict
 
 from .._support.errors import ArgumentError
+from .._support.private import is_flushing
 from .._support.texts import host_name
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
@@ -76,11 +77,6 @@ def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Ad
     if not is_flushing(session):
         session.flush()
     return adapter
-
-
-def is_flushing(session: Session) -> bool:
-    """Return whether this runs in a listener of a flush, in which the session cannot flush."""
-    return session._flushing
 
 
 def _begin(session: Session, spec: QueueSpec, access: Access, bind: Engine | Connection, *, fresh: bool) -> Adapter:

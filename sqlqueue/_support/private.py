@@ -1,0 +1,68 @@
+"""What the package uses that is private in SQLAlchemy and in Python: each has a test that shows what it does.
+
+Adapters use private attributes of their drivers, and of statements that they compile, in the modules of their engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from traceback import TracebackException
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, ExecutableDDLElement, FromClause, Index, MetaData, Table
+from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.sql.base import Executable, ExecutableOption
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.types import TypeEngine
+
+
+def is_flushing(session: Session) -> bool:
+    """Return whether this runs in a listener of a flush, in which the session cannot flush."""
+    return session._flushing
+
+
+def tables_in(expression: ColumnElement[Any]) -> set[FromClause]:
+    """Return the tables whose columns ``expression`` contains, without those of its subqueries."""
+    return set(expression._from_objects)
+
+
+def options_of(statement: Executable) -> Sequence[ExecutableOption]:
+    """Return the options that ``statement`` was given with ``options()``."""
+    return statement._with_options
+
+
+def entity_criteria(options: Iterable[ExecutableOption], mapper: Mapper[Any]) -> Iterator[Any]:
+    """Yield the criteria on ``mapper`` of those ``options`` that are made by ``with_loader_criteria``."""
+    found: dict[Any, list[Any]] = {}
+    for option in options:
+        if getattr(option, "_is_criteria_option", False):
+            option.get_global_criteria(found)  # type: ignore[attr-defined]
+    for option in found.get(("additional_entity_criteria", mapper), ()):
+        yield option._resolve_where_criteria(mapper)
+
+
+def cached_with(attribute: str) -> list[Any]:
+    """Return the ``_traverse_internals`` of a function whose compiled form also depends on ``attribute``."""
+    return [*FunctionElement._traverse_internals, (attribute, InternalTraversal.dp_plain_obj)]
+
+
+def affinity(type_: TypeEngine[Any]) -> type[TypeEngine[Any]] | None:
+    """Return the general type that ``type_`` is a form of, such as ``String`` for ``Text``."""
+    return type_._type_affinity
+
+
+def is_conditional(index: Index) -> bool:
+    """Return whether ``index`` has a condition, from ``Index.ddl_if()``, and thus may be meant for another engine."""
+    return index._ddl_if is not None
+
+
+def is_executed(listener: ExecutableDDLElement, target: Table | MetaData, connection: Connection) -> bool:
+    """Return whether ``listener`` executes its DDL when ``target`` is created, as it decides itself when called."""
+    executed: bool = listener._should_execute(target, connection)  # type: ignore[no-untyped-call]
+    return executed
+
+
+def set_message(formatted: TracebackException, message: str) -> None:
+    """Replace the error's message that ``formatted`` shows."""
+    formatted._str = message  # type: ignore[attr-defined]
