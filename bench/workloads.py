@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from sqlqueue import Worker
 from sqlqueue._support.processes import settle_in
 from sqlqueue.evaluation.support import EvaluationError, sessions
-from sqlqueue.worker.handling.handlers import Mode
+from sqlqueue.worker.handlers import Mode
 
 from .clients import Client, Clients
 from .counter import StatementCounter

@@ -21,9 +21,9 @@ from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
 from ..worker import Worker
-from ..worker.process.recycling import ProcessLimits
-from ..worker.process.supervisor import supervise
-from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
+from ..worker.reports import LARGEST_PORT, Address, address_of, serve_health
+from ..worker.run import ProcessLimits
+from ..worker.supervisor import supervise
 from ._database import parsed, prepared, refusals
 from ._options import Target, Url, load
 from ._output import refusal, say

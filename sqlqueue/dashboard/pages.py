@@ -40,8 +40,7 @@ from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
 from ..transaction.connection import open_
-from ..worker import reporting
-from ..worker.reporting.health import TEXT
+from ..worker.reports import HAS_PROMETHEUS, TEXT
 from .access import CELL, LONGEST, Exposure
 from .charts import DAY, HOUR, Chart, Period, chart_of
 from .rendering import first_line
@@ -424,9 +423,9 @@ METRICS_LIFETIME = 15.0
 
 async def show_metrics(request: Request) -> Response:
     """Respond with the gauges of all queues, read once for all scrapers; 404 without the extra ``prometheus``."""
-    if not reporting.HAS_PROMETHEUS:
+    if not HAS_PROMETHEUS:
         return PlainTextResponse("Metrics need an extra: pip install 'sqlalchemy-queue[prometheus]'\n", 404)
-    from ..worker.reporting.metrics import queue_exposition  # noqa: PLC0415
+    from ..worker.metrics import queue_exposition  # noqa: PLC0415
 
     site = site_of(request)
     queues = site.queues

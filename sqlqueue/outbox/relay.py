@@ -20,20 +20,14 @@ from ..dialects import adapter_for
 from ..operations.recording import brief
 from ..transaction.connection import default_claimer
 from ..worker import Worker
-from ..worker.concurrency.event_loop import in_task
-from ..worker.concurrency.threads import DaemonThreads
-from ..worker.database.backoff import keep_running
-from ..worker.database.base import Sessions
-from ..worker.database.checkouts import track
-from ..worker.database.deadlines import transaction_limit
-from ..worker.fetching.base import BaseFetcher
-from ..worker.fetching.context import WorkerContext
-from ..worker.fetching.poller import Poller
-from ..worker.fetching.readiness import Readiness
-from ..worker.handling.handlers import Handler, handler_of, is_coroutine
-from ..worker.handling.jobs import Job
-from ..worker.handling.outcomes import COMPLETED, RELEASED, Outcome, outcome_of, plain_failure, write_outcomes
-from ..worker.reporting.reports import Reports, logger
+from ..worker.context import BaseFetcher, WorkerContext
+from ..worker.database import Sessions, keep_running
+from ..worker.deadlines import track, transaction_limit
+from ..worker.fetcher import Poller, Readiness
+from ..worker.handlers import Handler, handler_of, is_coroutine
+from ..worker.jobs import COMPLETED, RELEASED, Job, Outcome, outcome_of, plain_failure, write_outcomes
+from ..worker.reports import Reports, logger
+from ..worker.threads import DaemonThreads, in_task
 from .claims import claim_messages, is_first, outbox_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from ..queue.spec import spec_of
 from ..sql.rows import state
 from ..transaction.ledger import claim_of
 from ..worker import Worker
-from ..worker.database.backoff import growing_pauses, passes
-from ..worker.process.signals import handling_signals
+from ..worker.database import growing_pauses, passes
+from ..worker.run import handling_signals
 from .execution import RequestExecutor, Users
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models
 

@@ -3,9 +3,8 @@
 It claims and settles by the functions in :mod:`sqlqueue.operations`, as applications do.
 """
 
-from .handling.jobs import Job, current_job
-from .handling.signals import Cancel, Discard, Retry, Snooze
-from .process.worker import Worker
-from .reporting.health import Health
+from .jobs import Cancel, Discard, Job, Retry, Snooze, current_job
+from .reports import Health
+from .worker import Worker
 
 __all__ = ["Cancel", "Discard", "Health", "Job", "Retry", "Snooze", "Worker", "current_job"]

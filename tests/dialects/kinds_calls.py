@@ -14,7 +14,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
 from sqlqueue.sql.rows import utcnow
 from sqlqueue.sql.selection import picks
-from sqlqueue.worker.process import registration
+from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.worker.database.backoff import passes
+from sqlqueue.worker.database import passes
 
 ODBC = "mssql+pyodbc://u:p@127.0.0.1:{port}/db?driver=FreeTDS&TDS_Version=7.4&timeout=1"
 ODBC_ASYNC = ODBC.replace("pyodbc", "aioodbc")

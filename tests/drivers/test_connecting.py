@@ -16,10 +16,9 @@ from sqlalchemy import URL, select
 
 from sqlqueue import Worker
 from sqlqueue.worker.database import SyncDatabase
-from sqlqueue.worker.handling.jobs import Job
-from sqlqueue.worker.reporting.health import Liveness
-from sqlqueue.worker.reporting.reports import Reports
-from sqlqueue.worker.running.executor import Executor
+from sqlqueue.worker.executor import Executor
+from sqlqueue.worker.jobs import Job
+from sqlqueue.worker.reports import Liveness, Reports
 from tests.drivers import tds, tns
 from tests.drivers.cases import (
     ODBC,

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database.backoff import passes
+from sqlqueue.worker.database import passes
 from tests.drivers.any_driver import check_installed, engine_with, on_a_loop, on_network_drivers, on_other_drivers
 from tests.drivers.cases import taken_for
 from tests.drivers.listeners import closed, listener

@@ -10,7 +10,7 @@ from sqlalchemy import event, insert
 
 from sqlqueue import Worker, check
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.drivers.any_driver import check_installed, engine_with, on_a_loop, on_other_drivers
 from tests.support.harness import Database
 from tests.support.models import Task

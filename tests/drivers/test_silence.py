@@ -39,7 +39,7 @@ def test_a_silent_server_is_an_outage(
     sync_db: Database, driver: str, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_installed(driver)
-    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", CONNECT)
+    monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", CONNECT)
     url = through(hole, sync_db.url).set(drivername=driver)
     is_async = url.get_dialect().is_async
     options: dict[str, Any] = {"engine": sync_db.engine, "is_async": is_async, "poolclass": NullPool}

@@ -13,13 +13,11 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.completer import Completer
 from sqlqueue.worker.database import SyncDatabase
-from sqlqueue.worker.handling.handlers import Handler
-from sqlqueue.worker.handling.jobs import InFlight, Job
-from sqlqueue.worker.handling.outcomes import COMPLETED
-from sqlqueue.worker.reporting.health import Liveness
-from sqlqueue.worker.reporting.reports import Reports
-from sqlqueue.worker.running.completer import Completer
+from sqlqueue.worker.handlers import Handler
+from sqlqueue.worker.jobs import COMPLETED, InFlight, Job
+from sqlqueue.worker.reports import Liveness, Reports
 from tests.support.models import Task
 
 TRIES = 3

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sqlqueue.worker.database.checkouts import track
+from sqlqueue.worker.deadlines import track
 from tests.outages.blackhole import BlackHole
 from tests.outages.servers import FrailServer
 from tests.outages.silence import LEASE

@@ -11,7 +11,7 @@ from sqlalchemy import NullPool, delete
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database.backoff import passes
+from sqlqueue.worker.database import passes
 from tests.outages.models import Receipt
 from tests.support.harness import Database
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import claim
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database.backoff import passes
+from sqlqueue.worker.database import passes
 from tests.support.harness import Database
 from tests.support.models import Account, Task
 

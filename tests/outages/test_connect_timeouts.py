@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sqlqueue import QueueSession, Worker
 from sqlqueue.cli import application
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database.checkouts import track
+from sqlqueue.worker.deadlines import track
 from tests.outages.blackhole import BlackHole, through
 from tests.outages.silence import LEASE, PATIENCE, tasks
 from tests.support.harness import Database
@@ -53,7 +53,7 @@ def test_a_connection_attempt_that_a_worker_abandons_is_closed(
     sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It occupies a place at the server, and an idle worker collects its garbage rarely."""
-    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=2))
+    monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", timedelta(seconds=2))
     engine = create_engine(through(greedy, sync_db.url))
     worker = Worker(sessionmaker(engine, class_=QueueSession), notify=False)
     worker.handler(Task)(without_session(sync_db))
@@ -72,7 +72,7 @@ def test_a_connection_attempt_that_a_worker_abandons_is_closed(
 def test_a_command_gives_up_a_connection_that_is_never_made(
     sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    for module in ("worker.database.checkouts", "cli._database"):
+    for module in ("worker.deadlines", "cli._database"):
         monkeypatch.setattr(f"sqlqueue.{module}.CONNECT", timedelta(seconds=2))
     url = through(greedy, sync_db.url).set(drivername=getattr(sync_db.case, driver))
     command = ["check", "--url", url.render_as_string(hide_password=False), "tests.support.check_models:Base"]
@@ -84,7 +84,7 @@ def test_a_command_gives_up_a_connection_that_is_never_made(
 def test_a_proof_gives_up_a_connection_that_is_never_made(
     sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=2))
+    monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", timedelta(seconds=2))
     url = through(greedy, sync_db.url).render_as_string(hide_password=False)
     told = CliRunner().invoke(application(), ["prove", "--url", url])
     assert (told.exit_code, "cannot connect" in told.stderr) == (2, True), told.output
@@ -93,7 +93,7 @@ def test_a_proof_gives_up_a_connection_that_is_never_made(
 @pytest.mark.requires("container")
 def test_statements_may_take_longer_than_connecting(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some drivers have one limit for both."""
-    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=1))
+    monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", timedelta(seconds=1))
     engine = sync_db.variant().session_engine
     track(engine, LEASE)
     sync_db.insert(Task, tasks("any"))
@@ -112,7 +112,7 @@ def _prioritize(engine: Engine) -> None:
 
 @pytest.mark.requires("container")
 def test_a_worker_starts_although_the_catalog_is_slow(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.preparation.SHORTEST_MAINTENANCE", timedelta(seconds=0.5))
+    monkeypatch.setattr("sqlqueue.worker.run.SHORTEST_MAINTENANCE", timedelta(seconds=0.5))
     engine = sync_db.variant(pool_size=20)
     event.listen(engine.session_engine, "before_cursor_execute", lambda *_: time.sleep(0.2))
     worker = Worker(engine.sessions(), notify=False)

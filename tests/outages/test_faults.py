@@ -81,7 +81,7 @@ def test_effects_are_exact_after_a_crash(workload: Workload) -> None:
 def test_leases_end_while_the_server_is_frozen(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is frozen for longer than leases last; workers can be stopped in the meantime, and others take over
     their tasks."""
-    monkeypatch.setattr("sqlqueue.worker.process.run.FINAL_WRITE_LIMIT", 0.5)
+    monkeypatch.setattr("sqlqueue.worker.run.FINAL_WRITE_LIMIT", 0.5)
     workload.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     workload.wait_until_busy("steady", "plain", "locked")
     leavers = [workload.start(number, "left") for number in range(2)]

@@ -16,8 +16,8 @@ from sqlalchemy import create_engine, event, func, select, update
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker
-from sqlqueue.worker.database import deadlines
-from sqlqueue.worker.database.backoff import LONGEST
+from sqlqueue.worker import deadlines
+from sqlqueue.worker.database import LONGEST
 from tests.drivers.listeners import listener, stay_silent
 from tests.outages.blackhole import BlackHole, through
 from tests.outages.silence import LEASE, PATIENCE, tasks
@@ -188,7 +188,7 @@ def test_a_worker_is_not_ready_while_its_database_does_not_respond(db: Database,
 def test_a_connection_falls_silent_while_it_is_prepared(
     db: Database, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.preparation.SHORTEST_MAINTENANCE", timedelta(seconds=3))
+    monkeypatch.setattr("sqlqueue.worker.run.SHORTEST_MAINTENANCE", timedelta(seconds=3))
     silenced = Event()
 
     def prepare(connection: Any, _: object) -> None:

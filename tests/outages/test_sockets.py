@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlqueue._support.processes import Socket, keep_alive
 from sqlqueue.cli._database import connect
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database.checkouts import UNREACHABLE
+from sqlqueue.worker.deadlines import UNREACHABLE
 from tests.outages.blackhole import BlackHole, through
 from tests.support.harness import Database
 

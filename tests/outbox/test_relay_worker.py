@@ -13,7 +13,7 @@ import pytest
 
 from sqlqueue import QueueSession, Worker
 from sqlqueue.outbox import Relay
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.outbox.messages import Notes, claim, fill, relay_of
 from tests.outbox.relays import STRAIGHT_ON, drained, states
 from tests.suite.test_unreadable_rows import riddles

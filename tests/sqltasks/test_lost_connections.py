@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from sqlqueue import ConstantBackoff, SlotMixin
 from sqlqueue.sqltasks import SQLTaskMixin, handle_sql_tasks, sql_task_options
-from sqlqueue.worker.handling.jobs import RETURNS
+from sqlqueue.worker.jobs import RETURNS
 from tests.support.harness import Database
 from tests.support.workers import Workers, eventually
 

@@ -22,7 +22,7 @@ from sqlalchemy.engine.interfaces import CacheStats
 
 from sqlqueue import Claim, claim_of, utcnow
 from sqlqueue.operations.upkeep import extend
-from sqlqueue.worker.process import registration
+from sqlqueue.worker import registration
 from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, archive

@@ -17,7 +17,7 @@ from sqlqueue._support.errors import WorkerTokens
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.operations.upkeep import Crash, Started, recover
 from sqlqueue.queue.spec import spec_of
-from sqlqueue.worker.handling.outcomes import Outcome, write_outcomes
+from sqlqueue.worker.jobs import Outcome, write_outcomes
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS, every_ending
 from tests.support.harness import Database

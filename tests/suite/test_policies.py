@@ -19,7 +19,7 @@ from sqlqueue import (
     claim_of,
 )
 from sqlqueue.sql.rows import utcnow
-from sqlqueue.worker.process import maintenance
+from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task
 from tests.support.rows import TICK, clock, count, end_leases, row

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.suite.simultaneous import Transaction, simultaneously
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Listing

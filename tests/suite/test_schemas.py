@@ -15,15 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
-from sqlqueue import (
-    LimitMixin,
-    PauseMixin,
-    QueueMixin,
-    QueueOptions,
-    RecurringMixin,
-    SlotMixin,
-    UniqueMixin,
-)
+from sqlqueue import LimitMixin, PauseMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, UniqueMixin
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from sqlqueue.sqltasks import RequestFailed, execution
 from sqlqueue.sqltasks.execution import RequestExecutor, Users

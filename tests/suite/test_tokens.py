@@ -15,7 +15,7 @@ from sqlqueue import Claim, ClaimLostError, claim_of
 from sqlqueue._support.errors import new_token
 from sqlqueue.operations.upkeep import extend, still_held
 from sqlqueue.outbox import claim_messages
-from sqlqueue.worker.handling.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
+from sqlqueue.worker.jobs import COMPLETED, RELEASED, write_outcomes, write_what_is_free
 from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit

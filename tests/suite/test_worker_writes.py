@@ -11,7 +11,7 @@ from sqlalchemy import event, select, update
 
 from sqlqueue import Claim, ClaimLostError, claim_of
 from sqlqueue.operations.upkeep import extend
-from sqlqueue.worker.handling.outcomes import COMPLETED, write_what_is_free
+from sqlqueue.worker.jobs import COMPLETED, write_what_is_free
 from tests.support.harness import Database
 from tests.support.models import Leaflet, Slot, Spool, Task, Visit
 from tests.support.rows import clock, end_leases, row_of

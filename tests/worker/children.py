@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker, current_job
 from sqlqueue._support import processes
-from sqlqueue.worker.process.supervisor import run_to_end
+from sqlqueue.worker.supervisor import run_to_end
 from tests.support.models import Job, Ledger, Task
 from tests.support.processes import Gate
 from tests.support.workers import LEASE, LONG

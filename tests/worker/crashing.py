@@ -33,7 +33,7 @@ GROWING = "growing"
 _KEPT: list[bytes] = []
 ALONE = """
 import logging, sys
-from sqlqueue.worker.process.supervisor import supervise
+from sqlqueue.worker.supervisor import supervise
 from tests.worker.crashing import load
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")

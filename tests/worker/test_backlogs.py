@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.worker.fetching import fetcher, locking_executor, readiness
+from sqlqueue.worker import fetcher
+from sqlqueue.worker import fetcher as readiness
+from sqlqueue.worker import lock_mode as locking_executor
 from tests.outbox.messages import relay_of
 from tests.support.harness import Database
 from tests.support.models import Mail, Outgoing, Task, Visit

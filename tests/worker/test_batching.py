@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import event
 
 from sqlqueue import QueueSession, Worker, complete, current_job
-from sqlqueue.worker.fetching import fetcher, locking_executor
+from sqlqueue.worker import fetcher
+from sqlqueue.worker import lock_mode as locking_executor
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.rows import count, rows

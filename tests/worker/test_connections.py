@@ -14,10 +14,8 @@ import pytest
 from sqlalchemy import create_engine, event, func, select
 from sqlalchemy.orm import Session
 
-from sqlqueue.worker.database import database_of
-from sqlqueue.worker.database.base import MAX_TRANSACTIONS
-from sqlqueue.worker.database.shared import SharedConnections
-from sqlqueue.worker.reporting.health import Liveness
+from sqlqueue.worker.database import MAX_TRANSACTIONS, SharedConnections, database_of
+from sqlqueue.worker.reports import Liveness
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
 from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eventually, without_session

@@ -12,7 +12,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.running import completer
+from sqlqueue.worker import completer
 from tests.support.harness import Database
 from tests.support.models import Ledger, Notice, Reminder, Spool, Task
 from tests.support.rows import count, end_leases, row, rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.worker.concurrency.event_loop import Underway
+from sqlqueue.worker.threads import Underway
 
 
 def test_a_cancelled_waiter_does_not_cancel_the_future() -> None:

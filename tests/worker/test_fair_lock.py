@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.util import greenlet_spawn
 
-from sqlqueue.worker.concurrency import fair_lock
-from sqlqueue.worker.concurrency.fair_lock import FairLock
+from sqlqueue.worker import threads as fair_lock
+from sqlqueue.worker.threads import FairLock
 from tests.support.workers import PATIENCE, eventually
 
 NOT_LONG = 0.05

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.worker.reporting import health as module
-from sqlqueue.worker.reporting.health import CONNECTIONS, Address, serve_health
+from sqlqueue.worker import reports as module
+from sqlqueue.worker.reports import CONNECTIONS, Address, serve_health
 from tests.support.workers import PATIENCE, eventually
 
 

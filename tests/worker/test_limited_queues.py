@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.suite import children
 from tests.suite.limited import claim, set_limit, visits
 from tests.support.harness import Database

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from sqlqueue.worker.handling.jobs import RETURNS
-from sqlqueue.worker.running.executor import TRIES
+from sqlqueue.worker.executor import TRIES
+from sqlqueue.worker.jobs import RETURNS
 from tests.support.harness import Database
 from tests.support.models import Account, Task
 from tests.support.rows import PAST

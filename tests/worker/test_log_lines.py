@@ -14,8 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
-from sqlqueue.worker.process import maintenance
-from sqlqueue.worker.reporting.reports import Reports
+from sqlqueue.worker import registration as maintenance
+from sqlqueue.worker.reports import Reports
 from tests.support.harness import Database
 from tests.support.models import Document, Report, Seat, Task
 from tests.support.rows import PAST
@@ -223,7 +223,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
     with caplog.at_level(logging.DEBUG, "sqlqueue"):
         workers.start(worker)
         eventually(lambda: "ValueError" in caplog.text)
-    assert "/worker/running/executor.py" in caplog.text
+    assert "/worker/executor.py" in caplog.text
 
 
 @pytest.mark.requires("sends_control_characters")

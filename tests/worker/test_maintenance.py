@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from sqlqueue.sql.rows import NEVER
-from sqlqueue.worker.process import maintenance
+from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task
 from tests.support.rows import PAST, TOMORROW, count

@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.exc import IntegrityError
 
 from sqlqueue import ArgumentError, Discard, Worker
-from sqlqueue.worker.reporting import health as health_module
-from sqlqueue.worker.reporting.health import Address, Health, address_of, serve_health
+from sqlqueue.worker import reports as health_module
+from sqlqueue.worker.reports import Address, Health, address_of, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task, Traced
 from tests.support.workers import BlockingHandler, Workers, all_are, eventually, raising, with_session, without_session

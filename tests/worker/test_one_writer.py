@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, select, update
 from sqlalchemy.exc import OperationalError
 
-from sqlqueue.worker.process import run
+from sqlqueue.worker import run
 from tests.support.harness import Database
 from tests.support.models import Account, Ledger, Task
 from tests.support.rows import count, rows

@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import load_only
 
 from sqlqueue import Snooze
-from sqlqueue.worker.handling.jobs import RETURNS
+from sqlqueue.worker.jobs import RETURNS
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session

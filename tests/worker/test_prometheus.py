@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from sqlqueue.worker.process import maintenance
-from sqlqueue.worker.reporting.health import Address, serve_health
+from sqlqueue.worker import registration as maintenance
+from sqlqueue.worker.reports import Address, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.workers import BlockingHandler, Workers, eventually, raising, statuses, with_session

@@ -14,8 +14,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Worker
 from sqlqueue._support.processes import MIB
-from sqlqueue.worker.process import supervisor
-from sqlqueue.worker.process.recycling import UNLIMITED, ProcessLimits
+from sqlqueue.worker import supervisor
+from sqlqueue.worker.run import UNLIMITED, ProcessLimits
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.plugin import sync_on_one_engine

@@ -14,7 +14,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
 from sqlqueue.model.companions import worker_table
-from sqlqueue.worker.process import registration
+from sqlqueue.worker import registration
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.rows import clock

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqlqueue import Worker
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.processes import Child, Processes

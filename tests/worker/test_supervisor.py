@@ -23,7 +23,7 @@ pytestmark = [
 ]
 PROGRAM = """
 import sys
-from sqlqueue.worker.process.supervisor import supervise
+from sqlqueue.worker.supervisor import supervise
 from tests.worker.children import load
 if __name__ == "__main__":
     sys.exit(supervise(load, 2))

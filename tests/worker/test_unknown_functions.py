@@ -118,7 +118,7 @@ def test_functions_that_no_worker_takes_are_shown(db: Database) -> None:
 def test_a_worker_warns_of_them_once(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.maintenance.REPORT_EVERY", timedelta(seconds=0.1))
+    monkeypatch.setattr("sqlqueue.worker.registration.REPORT_EVERY", timedelta(seconds=0.1))
     db.insert(Job, calls_of("b", 4, "ready"))
     worker = workers.make()
     worker.task(Job, name="a")(of_kind(db, lambda: None))

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, event, text
 
 from sqlqueue.operations.upkeep import poll
-from sqlqueue.worker.fetching import poller
+from sqlqueue.worker import fetcher as poller
 from tests.suite.test_unreadable_rows import seen, signs, states, waits
 from tests.support.harness import Database
 from tests.support.models import Sign, Spool, Task

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConstantBackoff, Discard, QueueMixin, QueueOptions, Retry, claim_of
 from sqlqueue._support.texts import host_name
-from sqlqueue.worker.handling.jobs import RETURNS
+from sqlqueue.worker.jobs import RETURNS
 from tests.support import tables
 from tests.support.harness import Database
 from tests.support.models import Task

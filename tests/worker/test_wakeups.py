@@ -14,8 +14,8 @@ from bench.proxy import Proxy, proxy
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.transaction.notifications import channel_of, spread
-from sqlqueue.worker.fetching import poller
-from sqlqueue.worker.fetching.poller import Poller
+from sqlqueue.worker import fetcher as poller
+from sqlqueue.worker.fetcher import Poller
 from tests.support.harness import Database
 from tests.support.models import Spool, Task
 from tests.support.rows import clock, count, rows

@@ -1,1 +1,0 @@
-"""Threads, the event loop, and calls from one to the other.  Nothing here depends on tasks."""

@@ -1,0 +1,602 @@
+"""Runs handlers: in threads and as coroutines, each with its context, its session and its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from contextvars import Token, copy_context
+from dataclasses import replace
+from datetime import timedelta
+from enum import IntEnum
+from struct import Struct
+from types import TracebackType
+from typing import Any, Protocol
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
+
+from .. import operations
+from .._support.checks import check_json
+from .._support.errors import ArgumentError, ClaimLostError
+from .._support.processes import CONTEXT
+from ..dialects.base import Adapter
+from ..model.companions import history_of
+from ..operations.recording import stored_traceback
+from ..operations.upkeep import Crash, Started
+from ..queue.retries import DEFAULT_RETRY, delay_after
+from ..transaction.ledger import carry, is_unsettled, may_have_written
+from .database import Database
+from .deadlines import Deadline, NoResponse, transaction_limit
+from .handlers import Handler
+from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of
+from .reports import Reports
+from .threads import soon
+
+# -- records of the tasks that a process is running, in memory that outlives it ---------------------------------------
+
+MAX_STARTED = 2_048
+"""The maximum number of tasks that are recorded at a time."""
+SIZE = 512
+"""The size of a slot in bytes."""
+_NUMBER, _FLAG, _LENGTH, _RECORD = Struct("=Q"), Struct("=B"), Struct("=H"), Struct(f"={SIZE - 2}s")
+_INCOMPLETE, _RECOVERED, _END = _NUMBER.size, _NUMBER.size + 1, _NUMBER.size + 2
+"""The offsets of the fields that follow the worker's number."""
+_FIRST = 16
+
+
+class End(IntEnum):
+    """The reason that a process records for its end: exit statuses can be a handler's."""
+
+    DIED = 0
+    """The process died before it could write another reason."""
+    STOPPED = 1
+    LIMIT_REACHED = 2
+    """It has stopped because it had reached a limit."""
+    REFUSED = 3
+    """A restarted process would fail the same way again."""
+
+
+def shared_memory() -> Any:
+    """Return memory that can be passed to a process at its start, and read once the process has died."""
+    return CONTEXT.RawArray("c", _FIRST + MAX_STARTED * SIZE)
+
+
+class StartedTasks:
+    """The tasks that this process is running, written to ``memory`` by its threads, if there is any.
+
+    A record is complete before its length is written, so a process may die at any moment.
+    """
+
+    def __init__(self, memory: Any = None) -> None:
+        self._memory = memory
+        self.is_recorded = memory is not None
+        """Whether there is memory; otherwise :meth:`begin` and :meth:`end` do nothing."""
+        self._free = deque(range(_FIRST, _FIRST + MAX_STARTED * SIZE, SIZE))
+
+    def claim_by(self, worker: int) -> None:
+        """Record the number in the tokens of this process's claims."""
+        if self._memory is not None:
+            _NUMBER.pack_into(self._memory, 0, worker)
+
+    def recovered(self) -> None:
+        """Record that the tasks of earlier processes are released."""
+        if self._memory is not None:
+            _FLAG.pack_into(self._memory, _RECOVERED, 1)
+
+    def begin(self, job: Job, *, counted: bool = False) -> int | None:
+        """Record that ``job`` is started.  Returns what :meth:`end` needs."""
+        if self._memory is None:
+            return None
+        claim = job.claim
+        token = None if job.handler.mode == "lock" else claim.token
+        record = pickle.dumps((job.handler.spec.table.fullname, claim.identity, token, counted), 5)
+        if len(record) > SIZE - 2 or not self._free:
+            _FLAG.pack_into(self._memory, _INCOMPLETE, 1)  # all that the process holds is suspected if it dies
+            return None
+        slot = self._free.popleft()
+        _RECORD.pack_into(self._memory, slot + 2, record)
+        _LENGTH.pack_into(self._memory, slot, len(record))
+        return slot
+
+    def end(self, slot: int | None) -> None:
+        """Record that it has ended."""
+        if slot is not None:
+            _LENGTH.pack_into(self._memory, slot, 0)
+            self._free.append(slot)
+
+
+def note_end(memory: Any, end: End) -> None:
+    """Record how this process ends."""
+    _FLAG.pack_into(memory, _END, end)
+
+
+def end_of(memory: Any) -> End:
+    """Return how a process has ended."""
+    return End(_FLAG.unpack_from(memory, _END)[0])
+
+
+def has_recovered(memory: Any) -> bool:
+    """Return whether the process had released the tasks of earlier ones."""
+    return bool(memory[_RECOVERED] != b"\0")
+
+
+def crash_of(memory: Any, status: int) -> Crash | None:
+    """Return what a dead process was running; ``None`` if it had claimed nothing."""
+    (worker,) = _NUMBER.unpack_from(memory, 0)
+    if not worker:
+        return None
+    started: list[Started] = []
+    for slot in range(_FIRST, _FIRST + MAX_STARTED * SIZE, SIZE):
+        (length,) = _LENGTH.unpack_from(memory, slot)
+        if length:
+            started.append(Started(*pickle.loads(memory[slot + 2 : slot + 2 + length])))
+    return Crash(worker, status, tuple(started), complete=memory[_INCOMPLETE] == b"\0")
+
+
+# -- the context in which a handler is called -------------------------------------------------------------------------
+
+
+class CallContext:
+    """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
+
+    __slots__ = ("_job", "_reporting", "_slot", "_started", "_token")
+
+    def __init__(self, job: Job, reports: Reports, started: StartedTasks) -> None:
+        self._job = job
+        self._started = started
+        self._reporting: AbstractContextManager[None] | None = reports.running(job)
+        self._slot: int | None = None
+        self._token: Token[Job] | None = None
+
+    def __enter__(self) -> None:
+        if self._started.is_recorded:
+            self._slot = self._started.begin(self._job)
+        if self._reporting is not None:
+            try:
+                self._reporting.__enter__()
+            except BaseException:
+                self._started.end(self._slot)
+                raise
+        self._token = current.set(self._job)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self._reporting is not None:
+                self._reporting.__exit__(kind, error, traceback)
+        finally:
+            if self._slot is not None:
+                self._started.end(self._slot)
+            if self._token is not None:
+                current.reset(self._token)
+
+
+# -- calls handlers. Coroutine handlers with a session use the same code: it runs in a greenlet, which awaits them ----
+
+TRIES = 4
+"""How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
+
+
+class Executor:
+    """Runs jobs with one handler."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        database: Database,
+        adapter: Adapter,
+        reports: Reports,
+        started: StartedTasks | None = None,
+    ) -> None:
+        self.handler = handler
+        self.database = database
+        self.adapter = adapter
+        self.reports = reports
+        self._started = started or StartedTasks()
+        self._keeps_results = handler.spec.keeps_results
+        self._within = transaction_limit(handler.lease)
+
+    async def perform_coroutine(self, job: Job) -> Outcome | None:
+        """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        job.begin(lambda: soon(loop, task.cancel))
+        return self._reported(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
+
+    def perform(self, job: Job) -> Outcome | None:
+        """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
+        job.begin()
+        return self._perform(job)
+
+    def _perform(self, job: Job) -> Outcome | None:
+        # it may have been lost while it was queued
+        return self._reported(job, Ended(None) if job.is_lost else self.attempt(job))
+
+    def _reported(self, job: Job, ended: Ended) -> Outcome | None:
+        """Report the end of a job.  Returns the outcome that is left to write."""
+        try:
+            if ended.outcome is None:
+                self.reports.lost(job)
+            else:
+                self.reports.finished(job, ended.outcome, ended.error)
+        except Exception as error:  # for example from an exporter of the application
+            with suppress(Exception):
+                self.reports.broken(f"report the end of {job}", error)
+        return None if ended.is_written else ended.outcome
+
+    def attempt(self, job: Job) -> Ended:
+        """Call the handler, and return the outcome of the task, without reporting it."""
+        try:
+            with self.call_context(job):
+                ended = self._try(job) if self.handler.takes_session else self._ended(job, self.call(job.task))
+        except BaseException as error:
+            return self._raised(job, error)
+        job.end()
+        return ended
+
+    async def attempt_coroutine(self, job: Job) -> Ended:
+        """Call a coroutine handler as :meth:`attempt` does: in a greenlet if it takes a session, which needs one."""
+        if self.handler.takes_session:
+            from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+            in_greenlet: Ended = await greenlet_spawn(self.attempt, job)
+            return in_greenlet
+        try:
+            with self.call_context(job):
+                ended = self._ended(job, self._stored(await self._invoke(job.task)))
+        except BaseException as error:
+            return self._raised(job, error)
+        job.end()
+        return ended
+
+    def call_context(self, job: Job) -> CallContext:
+        """Return the context around a call of the handler."""
+        return CallContext(job, self.reports, self._started)
+
+    def _ended(self, job: Job, result: object) -> Ended:
+        job.settle()
+        return Ended(completed(result))
+
+    def _raised(self, job: Job, error: BaseException) -> Ended:
+        job.end()
+        try:
+            return Ended(self.judge(job, error), error)
+        except BaseException as broken:  # whatever it is, the failure is recorded
+            with suppress(Exception):
+                self.reports.broken(f"determine the outcome of {job}", broken)
+            text = f"{type(error).__name__}; determining the outcome raised {type(broken).__name__}"
+            return Ended(Outcome("failed", ascii(text)[1:-1], DEFAULT_RETRY(job.attempt.number)), error)
+
+    def _try(self, job: Job) -> Ended:
+        """Call the handler with a session, and again after a deadlock."""
+        for left in reversed(range(TRIES)):
+            try:
+                return self._in_session(job)
+            except DBAPIError as error:
+                if not left or not self.adapter.errors.is_transient(error):
+                    raise
+                job.settling = False
+                self.reports.retried(job, error)
+                self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
+        raise AssertionError
+
+    def _in_session(self, job: Job) -> Ended:
+        """Commit the handler's writes and the completion together.
+
+        If the handler has not used its session, there is nothing to commit with the completion, which is left to be
+        written with others.
+        """
+        handed, session = self.database.open()
+        with self.watched() as deadline:
+            job.on_lost = deadline.end_soon
+            try:
+                if not session.in_transaction():
+                    session.begin()  # autobegin=False
+                task = self._attach(session, job)
+                with deadline.suspended(self.time_limit):
+                    result = self.call(handed, task)
+                _refuse_deletion(session, task)
+                job.settle()
+                unsettled = is_unsettled(task)
+                is_left = unsettled and not may_have_written(session)
+                if unsettled and not is_left:
+                    operations.complete(session, task, result)
+                session.commit()
+                return Ended(completed(result), is_written=not is_left)
+            except BaseException:
+                session.rollback()  # close() alone would leave the instances as the handler changed them
+                raise
+            finally:
+                close(session)
+
+    def watched(self) -> Deadline:
+        """Return a context in which the library's own statements have a deadline."""
+        return Deadline(self._within, self.database.engines, is_async=self.handler.is_coroutine)
+
+    @property
+    def time_limit(self) -> timedelta | None:
+        """The time after which the handler is cancelled, and must not keep waiting for the database."""
+        return self.handler.timeout if self.handler.is_coroutine else None
+
+    def _attach(self, session: Session, job: Job) -> Any:
+        """Return the claimed task as an instance of the handler's session."""
+        spec, options = job.handler.spec, job.handler.options
+        if spec.is_plain and not options:
+            session.add(job.task)
+            if instance_state(job.task).expired_attributes:  # expired by the rollback of the previous try
+                session.refresh(job.task)
+            return job.task
+        # objects loaded with it may be shared with other jobs, and cannot be in two sessions
+        (task,) = self.adapter.rows.load(session, spec, [job.claim.identity], options)
+        carry(job.task, task)
+        return task
+
+    def call(self, *arguments: Any) -> object:
+        """Call the handler.  Returns its result if the model stores results, else ``None``."""
+        result = self._invoke(*arguments)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            result = await_only(result)
+        return self._stored(result)
+
+    def _invoke(self, *arguments: Any) -> Any:
+        """Call the handler.  Returns its result, to be awaited if it is a coroutine."""
+        result: Any = self.handler.function(*arguments)
+        is_awaitable = result is not None and inspect.isawaitable(result)
+        if is_awaitable != self.handler.is_coroutine:
+            _refuse(self.handler, result)
+        return _within(result, self.handler.timeout) if is_awaitable and self.handler.timeout else result
+
+    def _stored(self, result: object) -> object:
+        """Return what the model stores of a result."""
+        if not self._keeps_results:
+            return None
+        check_json("result", result)  # now, so that it fails this attempt and not a batch of others
+        return result
+
+    def _sleep(self, seconds: float) -> None:
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
+
+    def judge(self, job: Job, error: BaseException) -> Outcome | None:
+        """Return the outcome that ``error`` stands for, or ``None`` if the task is lost."""
+        if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
+            return None
+        if self.may_pass(error) and self.may_return(job):
+            return self.uncounted(job, error)
+        return self._traced(outcome_of(error, is_last=job.attempt.is_last), error)
+
+    def may_pass(self, error: BaseException) -> bool:
+        """Return whether an error is due to other transactions, or looks like an outage of the database.
+
+        It may be another database's, or the outage may be caused by the task itself, for example by a statement that is
+        too large for the server.
+        """
+        errors = self.adapter.errors
+        is_conflict = isinstance(error, DBAPIError) and errors.is_transient(error)
+        return is_conflict or errors.is_outage(error) or isinstance(error, (PoolTimeoutError, NoResponse))
+
+    def may_return(self, job: Job) -> bool:
+        """Return whether the task may be handed back without counting the attempt."""
+        return job.returns < RETURNS
+
+    def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
+        """Add the traceback of a failure if the application has a history."""
+        history = history_of(self.handler.spec.table.metadata)
+        if history is None or outcome.cause is None:
+            return outcome
+        return replace(outcome, traceback=stored_traceback(error, history.options))
+
+    def uncounted(self, job: Job, error: BaseException) -> Outcome:
+        """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all.
+        Its text tells how often the task was returned for such errors in a row.
+        """
+        spec = self.handler.spec
+        return Outcome("snoozed", job.returned(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
+
+
+def _refuse_deletion(session: Session, task: Any) -> None:
+    state = instance_state(task)
+    if task in session.deleted or state.deleted or state.was_deleted:
+        raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
+
+
+def _refuse(handler: Handler, result: Any) -> None:
+    """Raise :class:`.ArgumentError`: a decorator may return a different kind of function than the one that it wraps."""
+    if inspect.iscoroutine(result):
+        result.close()
+    if handler.is_coroutine:
+        text = "seems to be a coroutine function but returned nothing to await: define it with def"
+    else:
+        text = "seems to be a function but returned an awaitable: define it with async def"
+    raise ArgumentError(f"{handler.name} {text}")
+
+
+async def _within(awaitable: Any, timeout: timedelta) -> object:
+    limit = asyncio.timeout(timeout.total_seconds())
+    try:
+        async with limit:
+            return await awaitable
+    except TimeoutError:
+        if limit.expired():
+            raise too_long(timeout) from None
+        raise
+
+
+def too_long(timeout: timedelta) -> TimeoutError:
+    """Return the error of a handler that exceeded its ``timeout``."""
+    return TimeoutError(f"its handler ran for longer than {timeout}")
+
+
+def close(session: Session) -> None:
+    """Close the session, even if its savepoints are gone after a deadlock."""
+    try:
+        session.close()
+    except DBAPIError:
+        session.close()  # after a deadlock that removed a savepoint, the first call fails
+
+
+# -- pools in which handlers run: threads for functions, event loop tasks for coroutines ------------------------------
+#
+# Each job has its own copy of the context in which the pool was created: variables that a handler sets are not seen by
+# the next one.
+
+Done = Callable[[Job, "Outcome | None"], None]
+"""Called on any thread with a finished job and the outcome that is left to write."""
+
+
+class Pool(Protocol):
+    """Runs a limited number of jobs at a time and queues the others."""
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs.  Thread-safe."""
+        ...
+
+    def withdraw(self) -> list[Job]:
+        """Remove and return the jobs that have not started."""
+        ...
+
+    def resize(self, count: int) -> None:
+        """Run ``count`` jobs at a time.  Running jobs continue, and surplus ones are not replaced when they end."""
+        ...
+
+    async def ended(self) -> None:
+        """Wait for the running jobs that can be stopped."""
+        ...
+
+    def close(self) -> None:
+        """End the threads or tasks of the pool, after their current jobs."""
+        ...
+
+
+class ThreadPool:
+    """Runs handlers in daemon threads: one that never returns does not keep the process alive."""
+
+    def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
+        self._executor = executor
+        self._done = done
+        self._jobs: deque[Job] = deque()
+        self._name = name
+        self._context = copy_context()
+        self._changed = threading.Condition(threading.Lock())
+        """Notified of new jobs and of changes to the number of threads.  Held to wait, to notify, and to change that
+        number."""
+        self._count = self._alive = 0
+        self.resize(count)
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs for the next free threads."""
+        self._jobs.extend(jobs)
+        with self._changed:
+            self._changed.notify(len(jobs))
+
+    def withdraw(self) -> list[Job]:
+        """Return the jobs that no thread has started, which are then no longer queued."""
+        jobs: list[Job] = []
+        while True:
+            try:
+                jobs.append(self._jobs.popleft())  # one by one: threads take jobs meanwhile
+            except IndexError:
+                return jobs
+
+    def resize(self, count: int) -> None:
+        """Change the number of threads; surplus ones end after their current job."""
+        with self._changed:
+            self._count = count
+            self._changed.notify_all()
+            while self._alive < count:
+                threading.Thread(target=self._work, name=f"sqlqueue-{self._name}-{self._alive}", daemon=True).start()
+                self._alive += 1
+
+    async def ended(self) -> None:
+        """Return at once: threads cannot be waited for, since one may never end."""
+
+    def close(self) -> None:
+        """Make the threads end after their current jobs."""
+        self.resize(0)
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._done(job, self._context.copy().run(self._executor.perform, job))
+
+    def _next(self) -> Job | None:
+        """Wait for a job.  Returns ``None`` if there are too many threads, so that the calling one has to end."""
+        while True:
+            if self._alive <= self._count:
+                try:
+                    return self._jobs.popleft()  # without the lock, while there is enough to do
+                except IndexError:
+                    pass
+            with self._changed:
+                if self._alive > self._count:
+                    self._alive -= 1
+                    return None
+                if not self._jobs:
+                    self._changed.wait()
+
+
+class CoroutinePool:
+    """Runs coroutine handlers in tasks of the event loop."""
+
+    def __init__(self, executor: Executor, count: int, done: Done) -> None:
+        self._executor = executor
+        self._done = done
+        self._jobs: deque[Job] = deque()
+        self._context = copy_context()
+        self._count = self._free = count
+        self._running: set[asyncio.Task[None]] = set()
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs, and start them as far as slots are free."""
+        self._jobs.extend(jobs)
+        self._start()
+
+    def withdraw(self) -> list[Job]:
+        """Return the jobs that have not been started, which are then no longer queued."""
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        return jobs
+
+    def resize(self, count: int) -> None:
+        """Change the number of jobs that run at a time."""
+        self._free += count - self._count
+        self._count = count
+        self._start()
+
+    async def ended(self) -> None:
+        """Wait until no job is running."""
+        while self._running:
+            ended, _ = await asyncio.wait(self._running)
+            self._running -= ended  # a task that is cancelled before it begins does not remove itself
+
+    def close(self) -> None:
+        """Do nothing: tasks end with their jobs."""
+
+    def _start(self) -> None:
+        while self._free > 0 and self._jobs:
+            self._free -= 1
+            work = self._work(self._jobs.popleft())
+            self._running.add(asyncio.create_task(work, context=self._context.copy()))
+
+    async def _work(self, job: Job) -> None:
+        try:
+            self._done(job, await self._executor.perform_coroutine(job))
+        finally:
+            self._running.discard(asyncio.current_task())
+            self._free += 1
+            self._start()

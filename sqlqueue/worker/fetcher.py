@@ -1,0 +1,435 @@
+"""Finds out when there is work, and claims as much of it as can be run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from ..operations.claiming import ClaimQuery, claim_matching
+from ..operations.consuming import consume_matching
+from ..operations.settling import CRASH_COUNTED, settle_some
+from ..operations.upkeep import poll, postpone, promote
+from ..queue.spec import Where
+from ..transaction.notifications import channel_of, subscribe
+from .children import IsolatedExecutor
+from .context import BaseFetcher, CallDurations, SuspectProcesses, WorkerContext, until
+from .database import Backoff, growing_pauses, keep_running, passes, until_success
+from .deadlines import transaction_limit
+from .executor import CoroutinePool, Executor, Pool, ThreadPool
+from .handlers import Handler
+from .jobs import RELEASED, UNCOUNTED, Job, Outcome, crashed_too_often, load
+from .threads import happens_within, soon
+
+# -- keeps available and scheduled tasks apart while a handler is busy ------------------------------------------------
+
+EVERY = 1.0
+"""Seconds between two runs."""
+MAX_CHANGES = 1_000
+"""The maximum number of tasks that one transaction changes, in either direction."""
+
+
+class Readiness:
+    """Promotes tasks that have come due or whose worker has crashed, and postpones those that are available too early,
+    for one handler.
+
+    While enough tasks are available, claims do not reach the due ones; once promoted, these compete by priority.
+    Every claim would have to read past tasks that are available before their time.
+    """
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self._handler = handler
+        self._context = context
+        self._done = time.monotonic()
+
+    async def now_and_then(self) -> None:
+        """Run once a second, or at every call while a full transaction's worth is left, unless the queue is paused."""
+        query = self._context.claim_query(self._handler)
+        if query is None or time.monotonic() - self._done < EVERY:
+            return
+        began = time.monotonic()
+        within = transaction_limit(self._handler.spec.options.lease)
+        if await self._context.database.run(lambda session: self._sort(session, query.where), within) < MAX_CHANGES:
+            self._done = began
+
+    def _sort(self, session: Session, where: Sequence[Where]) -> int:
+        entity = self._handler.entity
+        promoted = promote(session, entity, *where, limit=MAX_CHANGES)
+        return max(promoted, postpone(session, entity, *where, limit=MAX_CHANGES))
+
+
+# -- waits for work: for a notification, for the time at which a task is due, and at the latest for the next query ----
+
+FIRST_LOOK = 0.1
+"""Seconds after which an idle worker queries again; the pauses grow from there."""
+WAKE_UPS = 10
+"""How many wake-ups in a row may find nothing before the next ones are delayed: anyone may send notifications."""
+WAKE_UP_EVERY = 0.05
+"""Seconds between further wake-ups, on average."""
+NOW = timedelta(0)
+SETTLING_PAUSE = timedelta(milliseconds=5)
+"""A pause after a claim: handlers can start, and a notification in the meantime saves the query."""
+
+
+class Poller:
+    """Waits for work for one handler, by queries that lock nothing.
+
+    Rows found ``available`` before their time become ``scheduled``, so that later claims do not read past them.
+    """
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self._handler = handler
+        self._context = context
+        self._news = asyncio.Event()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._looks = self._pauses()
+        self._in_vain = False
+        """Whether a claim found nothing although the query saw work, because others have locked it."""
+        self._saw_nothing = False
+        self._woken = 0.0
+        """When the recent wake-ups that found nothing would have ended if each had taken :data:`WAKE_UP_EVERY`."""
+        self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
+
+    def wake(self) -> None:
+        """Signal that there may be work.  Thread-safe."""
+        soon(self._loop, self._news.set)
+
+    def close(self) -> None:
+        """Wake :meth:`wait` permanently."""
+        self._closed = True
+        self._unsubscribe()
+        self._news.set()
+
+    def expect(self) -> bool:
+        """Forget earlier notifications.  Call it before each claim.
+
+        Returns whether the last query found nothing claimable, so that anything claimable now was just enqueued.
+        """
+        if not self._closed:
+            self._news.clear()
+        saw_nothing, self._saw_nothing = self._saw_nothing, False
+        return saw_nothing
+
+    def refresh(self) -> None:
+        """Reset the pauses after a claim that found work."""
+        self._looks = self._pauses()
+        self._in_vain = False
+        self._woken = 0.0
+
+    async def wait(self) -> None:
+        """Wait until a claim is worth trying."""
+        await self._wait()
+        if self._news.is_set() and not self._closed:
+            now = self._loop.time()
+            self._woken = max(self._woken, now) + WAKE_UP_EVERY
+            await asyncio.sleep(self._woken - now - WAKE_UPS * WAKE_UP_EVERY)  # a negative pause is none
+
+    async def _wait(self) -> None:
+        if await self._heard(SETTLING_PAUSE):
+            return
+        while not self._news.is_set():
+            due = await self._look()
+            if due == NOW and not self._in_vain:
+                self._in_vain = True
+                return
+            pause = next(self._looks)
+            if await self._heard(min(due or pause, pause)):
+                return
+            if due is not None and due <= pause:
+                self._saw_nothing = False  # by now it is due
+                return
+
+    async def _look(self) -> timedelta | None:
+        query = self._context.claim_query(self._handler)
+        if query is None:
+            return None
+        entity, where = self._handler.entity, query.where
+        run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
+        seen = await run(lambda session: poll(session, entity, *where))
+        self._saw_nothing = seen.due != NOW
+        self._context.reports.liveness.reached()
+        some = MAX_CHANGES if seen.early else 0
+        while some == MAX_CHANGES and not self._news.is_set():
+            some = await run(lambda session: postpone(session, entity, *where, limit=MAX_CHANGES))
+        return seen.due
+
+    async def _heard(self, pause: timedelta) -> bool:
+        return await happens_within(self._news, pause.total_seconds())
+
+    def _pauses(self) -> Iterator[timedelta]:
+        return growing_pauses(FIRST_LOOK, self._context.poll.total_seconds())
+
+
+# -- claims tasks for one handler, as many as it can run --------------------------------------------------------------
+
+AHEAD = 0.1
+"""Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
+worker is idle."""
+
+UNSETTLED = 2_000
+"""The number of unwritten outcomes at which claiming stops: a crash would repeat all of them."""
+PAUSE = 0.1
+"""Seconds until a fetcher that has stopped for this reason checks again."""
+GATHER = 0.003
+"""Seconds for which free slots wait for others if nothing is claimed ahead, so that a claim fills several."""
+
+
+class Fetcher(BaseFetcher):
+    """Claims tasks for one handler and hands them to its pool."""
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self.handler = handler
+        self.slots = handler.concurrency
+        self._context = context
+        self._poller = Poller(handler, context)
+        self._adapter = context.adapter(handler.spec)
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._told = False
+        """Whether the loop has been told of room since it last checked: each call from another thread wakes it."""
+        self._draining = self._claiming = False
+        self._has_lease = handler.mode == "lease"
+        self._jobs: set[Job] = set()
+        self._held: list[Job] | None = None
+        """The jobs that wait until suspects have run; ``None`` if none need to."""
+        self._suspects: set[Job] = set()
+        """The jobs that wait to be run alone."""
+        self._durations = CallDurations()
+        self._enough = 0
+        """The number of jobs left at which claiming more is worth a statement."""
+        self._readiness = Readiness(handler, context)
+        self._is_limited = handler.spec.is_limited
+        parts = handler, context.database, self._adapter, context.reports
+        children = context.children.get(handler)
+        executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
+        self._pool: Pool
+        if handler.is_coroutine and children is None:
+            self._pool = CoroutinePool(executor, handler.concurrency, self._done)
+        else:
+            self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
+        apart = context.apart.get(handler)
+        self._apart = None if apart is None else SuspectProcesses(apart, IsolatedExecutor(*parts, apart), self._done)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def drain(self) -> None:
+        """Claim nothing more and release the jobs that have not started; jobs without a lease are still run."""
+        self._draining = True
+        self._poller.close()
+        self._room.set()
+        for job in (*self._pool.withdraw(), *(self._held or ()), *self._suspects) if self._has_lease else ():
+            self._release(job)
+
+    @property
+    def is_still(self) -> bool:
+        return self._jobs <= {*(self._held or ()), *self._suspects}
+
+    def hold(self) -> None:
+        self._held = self._pool.withdraw()
+
+    def resume(self) -> None:
+        held, self._held = self._held or (), None
+        self._pool.put([job for job in held if job in self._jobs])  # the others have been released in the meantime
+
+    def resize(self, slots: int) -> None:
+        """Run this many calls at a time. Tasks that are already claimed are run, or released by :meth:`drain`."""
+        self.slots = slots
+        self._pool.resize(slots)
+        self._room.set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs and not self._claiming
+
+    def abandon(self, reason: str) -> None:
+        """Stop running jobs as far as possible, and release them."""
+        for job in tuple(self._jobs):
+            if not job.settling:
+                job.lose(reason)
+                self._release(job)
+
+    def close(self) -> None:
+        """Abandon the remaining jobs, and shut down the pool."""
+        for job in tuple(self._jobs):
+            job.lose("the worker stopped, and the database did not respond")
+        self._poller.close()
+        self._pool.close()
+        if self._apart is not None:
+            self._apart.close()
+
+    async def run(self) -> None:
+        """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
+        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self.handler))
+        await self._pool.ended()
+
+    async def _turn(self) -> None:
+        wanted = await self._room_for_claim()
+        if self._draining:
+            return
+        only_ready = self._poller.expect()
+        self._claiming = True
+        try:
+            tasks = await self._claim(wanted, only_ready=only_ready)
+            self._start([Job(self.handler, task) for task in tasks])
+        finally:
+            self._claiming = False
+        if tasks:
+            self._poller.refresh()
+        if self._draining:
+            return
+        # a key at its limit has available tasks even if a claim found too few
+        if len(tasks) == wanted or self._is_limited:
+            await self._readiness.now_and_then()
+        if len(tasks) < wanted:
+            await self._poller.wait()
+
+    async def _room_for_claim(self) -> int:
+        """Wait until claiming is worth a statement.  Returns how many tasks to claim."""
+        while True:
+            self._room.clear()
+            self._told = False  # before the jobs are counted: one that ends after this tells the loop again
+            ahead = self._ahead()
+            most = self.slots + ahead
+            self._enough = most - max(1, ahead // 2 or self._freed_soon())
+            left = len(self._jobs)
+            wanted = min(most - left, self.handler.batch)
+            if self._draining:
+                return wanted
+            if self._context.completers[self.handler.spec].backlog >= UNSETTLED:
+                await asyncio.sleep(PAUSE)
+            elif left <= self._enough:
+                return wanted
+            else:
+                await self._room.wait()
+
+    def _ahead(self) -> int:
+        if not self._has_lease:
+            return 0
+        # two batches: one runs while the next is claimed
+        return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD))
+
+    def _freed_soon(self) -> int:
+        """Return how many slots become free in a moment if all are busy."""
+        return min(self.slots, self._durations.calls_within(self.slots * GATHER))
+
+    async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
+        query = self._context.claim_query(self.handler)
+        if query is None:
+            return ()
+        query = query.ready if only_ready else query
+        take = partial(self._take, query=query, limit=limit)
+        return await self._context.database.run(take, transaction_limit(self.handler.lease))
+
+    def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
+        tasks = self._matching(session, query, limit)
+        if self._context.note_claim(self.handler, session):
+            self._poller.refresh()
+        load(self.handler.spec, tasks)
+        return tasks
+
+    def _matching(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
+        name, tokens = self._context.name, self._context.tokens
+        if self.handler.mode == "at-most-once":
+            return consume_matching(session, query, limit, claimed_by=name)
+        return claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        self._context.reports.claimed(jobs)
+        self._jobs.update(jobs)
+        for job in jobs:
+            self._context.in_flight.add(job)
+        admitted = [job for job in jobs if self._admit(job)]
+        if self._held is not None:
+            self._held += admitted
+        else:
+            self._pool.put(admitted)
+
+    def _admit(self, job: Job) -> bool:
+        """Return whether a claimed job can be queued; otherwise release it, discard it, or run it as a suspect."""
+        if self._draining and self._has_lease:
+            self._release(job)
+        elif not job.crashes:
+            return True
+        elif job.crashes >= self.handler.spec.options.max_crashes:
+            self._discard_crashed(job)
+        else:
+            self._suspects.add(job)
+            self._isolate(job)
+        return False
+
+    def _discard_crashed(self, job: Job) -> None:
+        outcome = crashed_too_often(job.task, job.crashes)
+        self._context.reports.crashed_too_often(job, outcome.error or "")
+        self._context.settle(job, outcome)
+        self._jobs.discard(job)
+
+    def _isolate(self, job: Job) -> None:
+        """Run a suspect in a child process or, if child processes are not possible, alone in this one."""
+        if self._apart is None:
+            self._context.suspects.put(partial(self._run_suspect, job, self._pool))
+            return
+        running = asyncio.create_task(self._run_apart(job, self._apart))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def _run_apart(self, job: Job, apart: SuspectProcesses) -> None:
+        async with apart.places:
+            if await apart.can_start():
+                await self._run_suspect(job, apart.pool)
+                return
+        self._apart = None
+        self._isolate(job)
+
+    async def _run_suspect(self, job: Job, pool: Pool) -> None:
+        """Run a suspect, with its crash counted in advance, until its outcome is written."""
+        if job not in self._jobs or not await self._count_crash(job):
+            return
+        slot = self._context.started.begin(job, counted=True)
+        try:
+            self._suspects.discard(job)
+            pool.put([job])
+            await until(lambda: job not in self._jobs and job not in self._context.in_flight)
+        finally:
+            self._context.started.end(slot)
+
+    async def _count_crash(self, job: Job) -> bool:
+        """Count a crash of the task in advance.  Returns whether the task still belongs to this worker."""
+        reports = self._context.reports
+        run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
+        count_crash = partial(settle_some, tasks=[job.claim], settlement=CRASH_COUNTED)
+        lost = await until_success(
+            lambda: run(count_crash),
+            Backoff(f"suspect {job}", reports, self._adapter),
+            partial(passes, adapter=self._adapter),
+        )
+        if not lost:
+            job.crashes, job.is_counted = job.crashes + 1, True
+            return job in self._jobs
+        job.lose("its lease expired, or it was cancelled or deleted")
+        reports.lost(job)
+        self._suspects.discard(job)
+        self._jobs.discard(job)
+        self._context.in_flight.remove(job)
+        return False
+
+    def _release(self, job: Job) -> None:
+        self._jobs.discard(job)
+        self._suspects.discard(job)
+        outcome = UNCOUNTED if job.is_counted else RELEASED
+        self._context.settle(job, outcome if self._has_lease else None)
+
+    def _done(self, job: Job, outcome: Outcome | None) -> None:
+        """Settle a finished job.  Called on any thread."""
+        self._durations.add(job.seconds)
+        self._context.settle(job, outcome if self._has_lease else None)
+        self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
+        if len(self._jobs) <= self._enough and not self._told:
+            self._told = True
+            soon(self._loop, self._room.set)

@@ -1,0 +1,399 @@
+"""Jobs, and how they end: plain values that execute nothing."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_dict, instance_state
+
+from .._support.checks import duration
+from .._support.errors import Claim, ClaimLostError
+from .._support.texts import ascii_text, error_text
+from ..operations import settling
+from ..operations.recording import Attempt
+from ..operations.settling import Settlement, settle_some
+from ..operations.upkeep import still_held, too_many_crashes
+from ..queue.retries import DEFAULT_RETRY
+from ..queue.spec import Identity, QueueSpec, spec_of
+from ..transaction.ledger import claim_made
+from .handlers import Handler
+
+# -- exceptions that a handler raises to choose the outcome of its task. They are logged without a traceback ----------
+
+
+class Signal(Exception):
+    """Base of the exceptions that choose the outcome of a task.  The handler's writes are rolled back."""
+
+
+class Retry(Signal):
+    """Retry the task after ``in_``, or after the model's backoff if it is not given.
+
+    It counts as a failed attempt and is logged as one.
+    """
+
+    def __init__(self, in_: timedelta | None = None, reason: str = "") -> None:
+        if in_ is not None:
+            duration("in_", in_, zero=True)
+        super().__init__(reason or "to be retried")
+        self.in_ = in_
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.in_, str(self)), self.__dict__
+
+
+class Snooze(Signal):
+    """Run the task again after ``in_``.  The attempt does not count."""
+
+    def __init__(self, in_: timedelta) -> None:
+        super().__init__(in_)
+        self.in_ = duration("in_", in_, zero=True)
+
+
+class Discard(Signal):
+    """Make the task a dead letter with ``reason`` as its error, logged at level ERROR."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Cancel(Signal):
+    """Cancel the task, because its work is no longer needed."""
+
+
+# -- jobs: claimed tasks that a worker holds --------------------------------------------------------------------------
+
+current: ContextVar[Job] = ContextVar("sqlqueue.job")
+
+RETURNS = 10
+"""The maximum number of times in a row that a task is returned without counting the attempt."""
+_RETURNED = re.compile(r" \(returned after attempt (\d{1,9}), (\d{1,9}) of \d+ times in a row\)\Z")
+
+
+def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
+    """Load what jobs read of the rows of claimed tasks, if loader options have deferred it."""
+    names = [spec.attributes[role] for role in ("crashes", "error")]
+    if tasks and not instance_state(tasks[0]).unloaded.isdisjoint(names):
+        for task in tasks:
+            for name in names:
+                getattr(task, name)
+
+
+class Job:
+    """One claim and its progress."""
+
+    __slots__ = (
+        "_awoken",
+        "_interrupt",
+        "_loaded",
+        "claim",
+        "crashes",
+        "handler",
+        "is_counted",
+        "is_lost",
+        "on_lost",
+        "overdue",
+        "reason",
+        "seconds",
+        "settling",
+        "started",
+        "task",
+    )
+
+    def __init__(self, handler: Handler, task: Any) -> None:
+        self.handler = handler
+        """The handler that is called for it."""
+        self.task = task
+        """The claimed instance."""
+        self.claim: Claim = claim_made(task)
+        """The claim on it."""
+        self._loaded = instance_dict(task).copy()  # the handler may change the instance
+        self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
+        """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
+        self.is_counted = False
+        """Whether a crash of the process that runs it has been counted in advance."""
+        self.started: float | None = None
+        """When the handler was called, by ``time.monotonic``."""
+        self.seconds: float | None = None
+        """How long the handler ran, once it has ended."""
+        self.overdue = False
+        """Whether exceeding the timeout has been reported."""
+        self.settling = False
+        """Whether the handler has returned, so that the job itself may change its row at any moment."""
+        self.reason = ""
+        """Why it was interrupted."""
+        self.is_lost = False
+        """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
+        self.on_lost: Callable[[], object] | None = None
+        """Called when the task is lost, so that the handler does not wait for the database forever."""
+        self._awoken: threading.Event | None = None
+        self._interrupt: Callable[[], object] | None = None
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt, as log lines describe it."""
+        return Attempt.of(self.handler.spec, self.claim, self._loaded)
+
+    @property
+    def returns(self) -> int:
+        """How often the task was returned just before, in one attempt after the other, because of errors that are not
+        its fault.  The error of its row tells, which nothing else removes."""
+        found = _RETURNED.search(self._loaded.get(self.handler.spec.attributes["error"]) or "")
+        return int(found[2]) if found and int(found[1]) == self.claim.attempt - 1 else 0
+
+    def returned(self, error: BaseException) -> str:
+        """Return the text of an error because of which the task is returned once more."""
+        return error_text(
+            error, f" (returned after attempt {self.claim.attempt}, {self.returns + 1} of {RETURNS} times in a row)"
+        )
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""
+        if self._awoken is None:
+            self._awoken = threading.Event()
+        # in this order: lose() sets the event after is_lost
+        return self.is_lost or self._awoken.wait(seconds)
+
+    def begin(self, interrupt: Callable[[], object] | None = None) -> None:
+        """Record that the handler is called now; ``interrupt`` stops it from any thread."""
+        self._interrupt = interrupt
+        self.started = time.monotonic()
+
+    def settle(self) -> None:
+        """Record that the job itself is about to change its row.  Raises :class:`.ClaimLostError` if the task is
+        lost."""
+        self.settling = True
+        if self.is_lost:  # its handler may have returned early
+            raise ClaimLostError([self.claim])
+
+    def end(self) -> None:
+        """Record that the handler has ended."""
+        self.settling = True
+        self._interrupt = None
+        if self.started is not None:
+            self.seconds = time.monotonic() - self.started
+
+    def lose(self, reason: str) -> None:
+        """Mark the task as lost, and stop its handler as far as possible."""
+        self.reason = reason
+        self.is_lost = True
+        if self._awoken is not None:
+            self._awoken.set()
+        interrupt = self._interrupt  # read once: the handler's thread may clear it
+        if interrupt is not None:
+            interrupt()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def __repr__(self) -> str:
+        return str(self.attempt)
+
+
+def current_job() -> Job:
+    """Return the job of the calling handler.  Raises :class:`LookupError` outside of a handler.
+
+    A long-running handler in a thread should check ``current_job().is_lost``: nothing can stop it from outside.
+    """
+    job = current.get(None)
+    if job is None:
+        raise LookupError("current_job() is called outside of a handler: only a task that a worker runs has a job")
+    return job
+
+
+class InFlight:
+    """All jobs that this worker holds, from claim to settlement."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Job, None] = {}
+        self._latest: dict[tuple[QueueSpec, Identity], Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs))
+
+    def add(self, job: Job) -> None:
+        """Add a job.  An older job for the same task is lost: its lease ended and this worker claimed it again."""
+        key = job.handler.spec, job.claim.identity
+        older = self._latest.get(key)
+        self._latest[key] = job
+        self._jobs[job] = None
+        if older is not None and older is not job and not older.settling:
+            self.remove(older)
+            older.lose("its lease expired, and the same worker has claimed it again")
+
+    def remove(self, job: Job) -> None:
+        """Forget a job that has ended."""
+        self._jobs.pop(job, None)
+        key = job.handler.spec, job.claim.identity
+        if self._latest.get(key) is job:
+            del self._latest[key]
+
+
+# -- the outcomes of attempts, and how they are written ---------------------------------------------------------------
+
+OutcomeKind = Literal[
+    "completed", "failed", "discarded", "cancelled", "released", "snoozed", "uncounted", "suspected", "crashed"
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The return value of a handler.  No two are equal, so each is written separately."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one attempt."""
+
+    kind: OutcomeKind
+    error: str | None = None
+    delay: timedelta | None = None
+    cause: type[BaseException] | None = None
+    """The class of the exception, for retry policies."""
+    result: Result | None = None
+    traceback: str | None = None
+    """For the history."""
+    is_last: bool = field(default=False, compare=False)
+    """Whether no attempt is left after this one, so that a failure needs no delay."""
+
+    def __hash__(self) -> int:
+        if self.error is None and self.result is None:  # nearly always one of two objects
+            return hash(self.kind)
+        return hash((self.kind, self.error, self.delay, self.cause, self.result))
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+UNCOUNTED = Outcome("uncounted")
+"""The outcome of a suspect that is released although it was started."""
+
+
+def crashed_too_often(task: object, crashes: int) -> Outcome:
+    """Return the outcome of a task that has crashed the maximum number of processes."""
+    error = instance_state(task).dict.get(spec_of(type(task)).attributes["error"])
+    return Outcome("crashed", too_many_crashes(crashes, error))
+
+
+class Ended(NamedTuple):
+    """The end of one call of a handler."""
+
+    outcome: Outcome | None
+    """The outcome of the attempt, or ``None`` if the task is lost."""
+    error: BaseException | None = None
+    """What the handler raised."""
+    is_written: bool = False
+    """Whether the handler's transaction has written the outcome."""
+
+
+def completed(result: object) -> Outcome:
+    """Return the outcome of a completion with the return value of the handler."""
+    return COMPLETED if result is None else Outcome("completed", result=Result(result))
+
+
+def outcome_of(error: BaseException, *, is_last: bool = False) -> Outcome:
+    """Return the outcome that an exception of a handler stands for.
+
+    ``is_last``: whether it was the last attempt.
+    """
+    match error:
+        case Retry():
+            return Outcome("failed", str(error), error.in_, is_last=is_last)
+        case Snooze():
+            return Outcome("snoozed", delay=error.in_)
+        case Discard():
+            return Outcome("discarded", str(error))
+        case Cancel():
+            return Outcome("cancelled")
+    return Outcome("failed", error_text(error), cause=type(error), is_last=is_last)
+
+
+def plain_failure(outcome: Outcome, error: BaseException, attempt: int) -> Outcome:
+    """Return what to write instead of ``outcome``, which cannot be written because of ``error``.
+
+    It is a failure that every database can store, and depends on nothing that the application provides: the text is
+    ASCII, the delay is that of the default policy, and there is no traceback.  An error that does not count as an
+    attempt keeps its delay, and still does not count.
+    """
+    if outcome.kind == "snoozed" and outcome.error is not None:
+        return Outcome("snoozed", ascii_text(outcome.error), outcome.delay)
+    kind: OutcomeKind = outcome.kind if outcome.kind in _KEPT else "failed"
+    text = ascii_text(outcome.error or error_text(error))
+    return Outcome(kind, text, DEFAULT_RETRY(attempt) if kind == "failed" else None)
+
+
+_KEPT: Collection[OutcomeKind] = ("discarded", "suspected", "crashed")
+"""The kinds of outcomes, besides failures, that consist of an error text alone."""
+
+
+def is_signal(error: BaseException) -> bool:
+    """Return whether ``error`` is a signal of a handler, such as :class:`.Retry`, instead of a failure."""
+    return isinstance(error, Signal)
+
+
+_SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome, frozenset[Claim]], Settlement]] = {
+    "completed": lambda outcome, _: settling.completed(outcome.result and outcome.result.value),
+    "failed": lambda outcome, last: settling.failed(
+        outcome.error or "",
+        cause=outcome.cause,
+        retry_in=outcome.delay,
+        traceback=outcome.traceback,
+        last=last,
+    ),
+    "discarded": lambda outcome, _: settling.discarded(outcome.error or ""),
+    "cancelled": lambda *_: settling.CANCELLED,
+    "released": lambda *_: settling.RETURNED,
+    "uncounted": lambda *_: settling.CLEARED,
+    "suspected": lambda outcome, _: settling.released_after_crash(outcome.error or ""),
+    "crashed": lambda outcome, _: settling.discarded_after_crashes(outcome.error or ""),
+    "snoozed": lambda outcome, _: settling.snoozed(outcome.delay or timedelta(0), outcome.error),
+}
+
+
+def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], *, waits: bool = True) -> list[Claim]:
+    """Settle the claims in the session's transaction, equal outcomes in one statement.  Returns the lost claims.
+
+    A lost claim changes nothing and does not keep the others from being settled.  Without ``waits``, claims whose rows
+    others have locked are returned as well.
+    """
+    alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
+    last: list[Claim] = []
+    for claim, outcome in outcomes:
+        alike[claim.entity, outcome].append(claim)
+        if outcome.is_last:
+            last.append(claim)
+    spent = frozenset(last)
+    return [
+        claim
+        for (_, outcome), claims in alike.items()
+        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome, spent), waits=waits)
+    ]
+
+
+class Written(NamedTuple):
+    """The claims whose outcomes could not be written."""
+
+    lost: set[Claim]
+    locked: set[Claim]
+    """Claims whose rows other transactions have locked; nothing was written."""
+
+
+def write_what_is_free(session: Session, outcomes: Sequence[tuple[Claim, Outcome]]) -> Written:
+    """Call :func:`write_outcomes` for leased claims of one queue, without waiting for locks."""
+    rest = write_outcomes(session, outcomes, waits=False)
+    locked = still_held(session, rest)
+    return Written(set(rest) - locked, locked)

@@ -1,0 +1,454 @@
+"""Handlers that run in the transaction of their claim: `mode="lock"`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from .. import operations
+from .._support.errors import ArgumentError
+from ..dialects.parts.errors import as_driver_error
+from ..operations.claiming import ClaimQuery, claim_matching
+from ..queue.spec import Identity
+from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, settle
+from .context import BaseFetcher, CallDurations, WorkerContext
+from .deadlines import Deadline
+from .executor import TRIES, Executor, close
+from .fetcher import AHEAD, EVERY, Poller, Readiness
+from .handlers import Handler
+from .jobs import COMPLETED, Job, Outcome, crashed_too_often, load, plain_failure, write_outcomes
+from .reports import logger
+from .threads import DaemonThreads, happens_within, in_task, soon
+
+# -- the transactions of `mode="lock"`: claim, call the handler and settle, then commit -------------------------------
+
+_OPEN = (
+    "a handler of mode='lock' must leave its transaction open, because nothing else holds its task: use"
+    " session.begin_nested() for a part that may fail, and no commit, rollback or close"
+)
+
+
+class _End(NamedTuple):
+    """The end of a task whose transaction is still open."""
+
+    outcome: Outcome
+    error: BaseException | None = None
+    is_written: bool = False
+    """Whether the transaction has written the outcome, together with the handler's writes."""
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """A transaction that has locked some tasks."""
+
+    session: Session
+    handed: object
+    """The session passed to the handler: this one, or the asynchronous session that contains it."""
+    deadline: Deadline
+    name: str
+    """The worker's name, the same until all outcomes are written: if it cannot be stored, no task is to blame."""
+    context: Context = field(default_factory=copy_context)
+    """The context of the last call, in which the session's events run too."""
+    started: list[Job] = field(default_factory=list)
+    ends: dict[Job, _End] = field(default_factory=dict)
+
+
+class LockingExecutor(Executor):
+    """Runs tasks in the transactions that lock them.
+
+    Usually, a transaction runs one task.  As long as no call has used its session, so that there are only completions
+    to commit, a transaction locks several short tasks and completes them in one statement.
+
+    If such a transaction fails, its tasks are free again, with nothing written.  Each is then locked once more, and its
+    outcome written in a transaction of its own.
+    """
+
+    def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
+        super().__init__(handler, context.database, context.adapter(handler.spec), context.reports, context.started)
+        self._suspect = suspect
+        """Queues a task for :meth:`work_alone`."""
+        self._context = context
+        self._in_flight = context.in_flight
+        self._runs_one = handler.spec.is_limited
+        """Whether each transaction runs one task; a limited queue would count the others as running."""
+        self._durations = CallDurations()
+        self.ending = self.held = False
+        self.abandoned = False
+        """Whether coroutines are being cancelled."""
+
+    def work(self, found: Callable[[], bool]) -> None:
+        """Run one task after the other until none is left; ``found``, called after each, returns whether to go on."""
+        while not self._is_stopped and self._transact(self._context.claim_query(self.handler), self._ahead()):
+            if not found():
+                return
+
+    def work_alone(self, identity: Identity) -> None:
+        """Run the task of this key, a suspect, while nothing else runs in this process."""
+        self._transact(self._named(identity), 1, alone=True)
+
+    def _named(self, identity: Identity) -> ClaimQuery | None:
+        """Return the query for the task of this key."""
+        query = self._context.claim_query(self.handler)
+        return query and query.narrowed([*query.where, self.handler.spec.key(identity)], named=True)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.ending or self.held
+
+    def _ahead(self) -> int:
+        """Return how many tasks to lock: only as many as end soon, since other workers cannot run them in the
+        meantime."""
+        if self._runs_one:
+            return 1
+        return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))
+
+    def _transact(self, query: ClaimQuery | None, limit: int, *, alone: bool = False, tries: int = TRIES) -> bool:
+        """Claim and run up to ``limit`` tasks.  Returns whether to claim more at once."""
+        if query is None:
+            return False
+        handed, session = self.database.open()
+        transaction = _Transaction(session, handed, self.watched(), self._context.name)
+        try:
+            with transaction.deadline:
+                goes_on = self._claim_and_run(transaction, query, limit, alone=alone)
+        except BaseException as error:
+            if self._cancels(transaction, error) or not (transaction.ends or transaction.started):
+                raise
+            self._recover(transaction, error, alone=alone, tries=tries)
+            return True
+        finally:
+            for job in transaction.started:
+                self._in_flight.remove(job)
+        for job, end in transaction.ends.items():
+            self._report(job, end)
+        return goes_on
+
+    def _claim_and_run(self, transaction: _Transaction, query: ClaimQuery, limit: int, *, alone: bool) -> bool:
+        session = transaction.session
+        try:
+            tasks = claim_matching(session, query, limit, lease=None, claimed_by=transaction.name)
+            set_aside = self._context.note_claim(self.handler, session)
+            if not tasks:
+                session.commit()  # rows that cannot be read have been postponed
+                return set_aside
+            if self.ending:  # the claim may have waited, on a thread that cannot be stopped
+                return False
+            goes_on = self._run_all(transaction, tasks, alone=alone)
+            if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
+                transaction.context.run(self._commit, transaction)
+            return goes_on
+        except BaseException:
+            session.rollback()  # close() alone would return a connection whose transaction a failed commit left open
+            raise
+        finally:
+            close(session)
+
+    def _commit(self, transaction: _Transaction) -> None:
+        ends = transaction.ends.items()
+        write_outcomes(transaction.session, [(job.claim, end.outcome) for job, end in ends if not end.is_written])
+        transaction.session.commit()
+
+    def _run_all(self, transaction: _Transaction, tasks: Sequence[Any], *, alone: bool) -> bool:
+        """Run the tasks until one has used its session.  Returns whether to claim more at once."""
+        left, has_suspects = deque(tasks), False
+        while left and not (transaction.started and (self._runs_one or self._is_stopped)):
+            task = left.popleft()
+            load(self.handler.spec, [task])
+            job = Job(self.handler, task)
+            if job.crashes >= self.handler.spec.options.max_crashes:
+                transaction.ends[job] = _End(crashed_too_often(job.task, job.crashes))
+            elif job.crashes and not alone:
+                has_suspects = True
+                self._suspect(job.claim.identity)
+                settle(transaction.session, task, "released")
+            else:
+                self._run(transaction, job)
+        for task in filter(is_unsettled, left):  # there are none if the handler has ended the transaction
+            settle(transaction.session, task, "released")  # nothing is written: the commit unlocks it
+        return not has_suspects
+
+    def _run(self, transaction: _Transaction, job: Job) -> None:
+        """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
+        self.reports.claimed([job])
+        self._in_flight.add(job)
+        transaction.started.append(job)
+        job.on_lost = transaction.deadline.end_soon
+        savepoint = transaction.session.begin_nested()
+        job.begin()
+        try:
+            is_written = self._call(transaction, job, savepoint)
+        except BaseException as error:
+            job.end()
+            if self._cancels(transaction, error) or self._is_over(error):
+                raise  # the whole transaction is gone, so its tasks are free again
+            self._fail(transaction, job, savepoint, error)
+        else:
+            job.end()
+            transaction.ends[job] = _End(COMPLETED, is_written=is_written)
+        self._durations.add(job.seconds)
+
+    def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> bool:
+        """Call the handler.  Returns whether the transaction has written the completion."""
+        with transaction.deadline.suspended(self.time_limit), self.call_context(job):
+            transaction.context = copy_context()
+            result = self._call_within(transaction.context, transaction.handed, job.task)
+        return transaction.context.run(self._end_call, transaction.session, job, savepoint, result)
+
+    def _call_within(self, context: Context, *arguments: Any) -> object:
+        """Call the handler in this context."""
+        result = context.run(self._invoke, *arguments)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            result = await_only(in_task(result, context))
+        return self._stored(result)
+
+    def _end_call(self, session: Session, job: Job, savepoint: SessionTransaction, result: object) -> bool:
+        is_open = session.get_nested_transaction() is savepoint
+        if not is_open and not is_settled(job.task):
+            raise ArgumentError(_OPEN)
+        is_left = is_open and result is None and is_unsettled(job.task) and not has_used(session, savepoint)
+        if not is_left:
+            self._runs_one = True
+            if is_unsettled(job.task):
+                operations.complete(session, job.task, result)
+        if is_open:
+            savepoint.commit()
+        return not is_left
+
+    def _fail(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction, error: BaseException) -> None:
+        """Note the outcome of an exception, to be written at the commit."""
+        session = transaction.session
+        if session.get_nested_transaction() is not savepoint:
+            self._runs_one = True
+            raise error  # the handler has ended the transaction, so its tasks are free again
+        self._runs_one = self._runs_one or has_used(session, savepoint)
+        savepoint.rollback()
+        outcome = self.judge(job, error)
+        if outcome is None:
+            self.reports.lost(job)
+        else:
+            transaction.ends[job] = _End(outcome, error)
+
+    def _cancels(self, transaction: _Transaction, error: BaseException) -> bool:
+        """Return whether the worker has cancelled the call; otherwise, something that the handler awaited was."""
+        return isinstance(error, asyncio.CancelledError) and (self.abandoned or transaction.deadline.is_silent)
+
+    def _is_over(self, error: BaseException) -> bool:
+        """Return whether the engine may have ended the transaction, or wants it to be restarted."""
+        return as_driver_error(error) is not None and self.may_pass(error)
+
+    def _recover(self, transaction: _Transaction, error: BaseException, *, alone: bool, tries: int) -> None:
+        """Write the outcomes of tasks whose transaction has failed.
+
+        Those that used nothing of it keep theirs; the last one may have caused the failure.  After a conflict, it is
+        run again at once.  Raises an error if the database does not respond: the tasks are free, and will be run again.
+        """
+        culprit: Job | None = transaction.started[-1] if transaction.started else None
+        if culprit in transaction.ends and not transaction.ends[culprit].is_written:
+            culprit = None
+        for job, end in transaction.ends.items():
+            if not end.is_written:
+                self._settle_apart(transaction, job, end)
+        if culprit is None:
+            return
+        if tries > 1 and isinstance(error, DBAPIError) and self.adapter.errors.is_transient(error):
+            self._runs_one = True
+            self.reports.retried(culprit, error)
+            self._sleep(random.uniform(0, 0.1 * (1 + TRIES - tries)))
+            self._transact(self._named(culprit.claim.identity), 1, alone=alone, tries=tries - 1)
+            return
+        outcome = self.judge(culprit, error)
+        if outcome is None:
+            self.reports.lost(culprit)
+        else:
+            self._settle_apart(transaction, culprit, _End(outcome, error))
+
+    def _settle_apart(self, transaction: _Transaction, job: Job, end: _End) -> None:
+        """Lock the task again, and write how it ended; a plain failure if that cannot be written."""
+        try:
+            is_held = self._write_apart(transaction.name, job, end.outcome)
+        except Exception as error:
+            if self.may_pass(error):
+                raise
+            end = _End(plain_failure(end.outcome, error, job.attempt.number), error)
+            is_held = self._write_apart(transaction.name, job, end.outcome)
+        if is_held:
+            self._report(job, end)
+        else:
+            self.reports.lost(job)
+
+    def _write_apart(self, name: str, job: Job, outcome: Outcome) -> bool:
+        """Write the outcome of a task that is free.  Returns false if another worker has run it in the meantime."""
+        spec = self.handler.spec
+        _, session = self.database.open()
+        with self.watched():
+            try:
+                named = spec.key(job.claim.identity)
+                task = operations.claim(session, self.handler.entity, named, lease=None, claimed_by=name)
+                if task is None or claim_of(task).attempt != job.claim.attempt:
+                    return False
+                write_outcomes(session, [(claim_of(task), outcome)])
+                session.commit()
+                return True
+            except BaseException:
+                session.rollback()
+                raise
+            finally:
+                close(session)
+
+    def _report(self, job: Job, end: _End) -> None:
+        if end.outcome.kind == "crashed":
+            self.reports.crashed_too_often(job, end.outcome.error or "")
+        else:
+            self.reports.finished(job, end.outcome, end.error)
+
+
+# -- `mode="lock"`: claim, handler and completion in one transaction, protected by the row lock alone -----------------
+
+
+class LockModeFetcher(BaseFetcher):
+    """Runs one handler in ``concurrency`` loops, each of which claims its own tasks."""
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self._handler = handler
+        self._context = context
+        self._poller = Poller(handler, context)
+        self._executor = LockingExecutor(handler, context, self._suspect)
+        self._loop = asyncio.get_running_loop()
+        self._threads = DaemonThreads(handler.concurrency, handler.name)
+        self._slots: dict[int, asyncio.Task[None]] = {}
+        self.slots = handler.concurrency
+        self._work, self._none = asyncio.Event(), asyncio.Event()
+        self._draining = False
+        self._claims = False
+        """Whether tasks have been claimed since they were last promoted."""
+        self._busy = 0
+        self._failure: BaseException | None = None
+        """The error of a loop that has failed."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no loop is claiming or running a task."""
+        return not self._busy
+
+    def hold(self) -> None:
+        self._executor.held = True
+
+    def resume(self) -> None:
+        self._executor.held = False
+        self._work.set()
+
+    def resize(self, slots: int) -> None:
+        self.slots = slots
+        self._threads.grow(slots)
+        if self._slots and not self._draining:
+            self._start()
+            self._work.set()
+
+    def drain(self) -> None:
+        self._draining = self._executor.ending = True
+        self._poller.close()
+        self._work.set()
+        self._none.set()
+
+    def abandon(self, reason: str) -> None:
+        """Cancel coroutines, which roll back.  Threads end with the process, which rolls back their transactions."""
+        self._executor.abandoned = True
+        for slot in self._slots.values():
+            slot.cancel(reason)
+
+    def close(self) -> None:
+        self._poller.close()
+        self._threads.shutdown()
+
+    async def run(self) -> None:
+        """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops.
+
+        Raises the error of a loop that has failed.
+        """
+        self._work.set()
+        self._start()
+        backoff = self._context.claim_backoff(self._handler)
+        readiness, is_limited = Readiness(self._handler, self._context), self._handler.spec.is_limited
+        while not self._draining:
+            none = await happens_within(self._none, EVERY)
+            if self._failure is not None:
+                raise self._failure
+            self._none.clear()
+            try:
+                # a key at its limit has available tasks even if a claim found none
+                if self._claims and (is_limited or not none):
+                    self._claims = False
+                    await readiness.now_and_then()
+                if none:
+                    await self._poller.wait()
+                backoff.reset()
+            except Exception as error:
+                await backoff.pause_after(error)
+            self._work.set()
+        await asyncio.gather(*self._slots.values(), return_exceptions=True)
+
+    def _start(self) -> None:
+        """Start the loops that are missing."""
+        for number in range(self.slots):
+            if number not in self._slots or self._slots[number].done():
+                self._slots[number] = slot = asyncio.create_task(self._slot(number))
+                slot.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, slot: asyncio.Task[None]) -> None:
+        """Start a loop again that something has cancelled; let :meth:`run` raise the error of one that has failed."""
+        if not slot.cancelled():
+            self._failure = self._failure or slot.exception()
+            self._none.set()
+        elif not self._draining:
+            logger.error("a slot of the handler %s was cancelled, and is started again", self._handler.name)
+            self._start()
+
+    async def _slot(self, number: int) -> None:
+        backoff = self._context.claim_backoff(self._handler)
+
+        def found() -> bool:
+            backoff.reset()
+            self._poller.refresh()
+            self._claims = True
+            return number < self.slots
+
+        while not self._draining and number < self.slots:
+            await self._work.wait()
+            self._poller.expect()
+            try:
+                await self._perform(partial(self._executor.work, found))
+                backoff.reset()
+                self._work.clear()
+                self._none.set()
+            except Exception as error:
+                await backoff.pause_after(error)
+
+    def _suspect(self, identity: Identity) -> None:
+        """Queue a task to be run alone.  Thread-safe."""
+        run = partial(self._perform, partial(self._executor.work_alone, identity))
+        soon(self._loop, partial(self._context.suspects.put, run))
+
+    async def _perform(self, work: Callable[[], object]) -> None:
+        if self._draining:
+            return
+        self._busy += 1
+        try:
+            if self._handler.is_coroutine:
+                from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+                await greenlet_spawn(work)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        finally:
+            self._busy -= 1

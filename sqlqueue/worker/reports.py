@@ -1,0 +1,463 @@
+"""What a worker tells: log lines, counts, and whether it is alive.  Nothing here changes what a worker does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from sqlalchemy.exc import DBAPIError
+
+from .._support.errors import ArgumentError, Claim
+from .._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
+from .._support.tracing import HAS_OPENTELEMETRY
+from ..operations import QueueOverview, QueueStats
+from ..operations.bulk import CRASHED
+from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_name
+from ..operations.upkeep import Crashed, Recovered
+from ..queue.schedules import lacks_zones, unknown_here
+from ..queue.spec import QueueSpec
+from .jobs import Job, Outcome, OutcomeKind, is_signal
+
+# -- the health of a worker, served over HTTP for orchestrators -------------------------------------------------------
+
+logger = logger_of("sqlqueue.worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The health of a worker."""
+
+    alive: bool
+    """Whether its event loop runs, its heartbeat thread is alive, and not all of its threads are waiting for the
+    database in calls that nothing can interrupt.  If not, only a new process will help."""
+    ready: bool
+    """Whether its database also responds, and claims succeed: neither has failed for a lease, or for 30 seconds.  A
+    worker that has met a cron schedule is not ready on a host without time zones or without cronsim."""
+    stalled_seconds: float
+    """Seconds since the event loop last ran."""
+    away_seconds: float
+    """Seconds for which the database has not responded."""
+    failing_seconds: Mapping[str, float]
+    """Seconds for which every claim of a handler has failed, by the table of its queue; if the last one succeeded, the
+    queue is left out."""
+    running: int
+    """The number of tasks it holds."""
+    unknown_schedules: Mapping[str, str]
+    """The schedules that this host cannot evaluate, and why: their tasks are left to workers on other hosts."""
+    counts: Mapping[str, int]
+    """Counts since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
+    letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``,
+    ``unreadable`` (rows that claims have set aside because they cannot be read)."""
+
+
+STALLED = 30.0
+"""Seconds without progress after which a worker is not alive, and at the latest not ready."""
+LOOPBACK = "127.0.0.1"
+"""The default address: health is not exposed to other hosts unless configured."""
+LARGEST_PORT = 65_535
+CONNECTIONS = 32
+"""The maximum number of connections to the health checks."""
+IDLE = 5.0
+"""Seconds for which such a connection may be silent."""
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""The format of Prometheus."""
+
+
+class Address(NamedTuple):
+    """An address to listen on."""
+
+    host: str
+    port: int
+
+
+class Liveness:
+    """When the event loop and the database last responded."""
+
+    def __init__(self) -> None:
+        self._turned = time.monotonic()
+        self._away: float | None = None
+        self._failing: dict[tuple[str, Hashable], float] = {}
+        self.ready_within = STALLED
+        """Seconds without a response after which a worker is not ready."""
+
+    async def watch_loop(self) -> None:
+        """Record once a second that the event loop runs."""
+        while True:
+            self._turned = time.monotonic()
+            await asyncio.sleep(1)
+
+    @property
+    def away_seconds(self) -> float:
+        """The seconds for which the database has not responded; 0 if it has."""
+        away = self._away  # read once: other threads change it
+        return 0.0 if away is None else time.monotonic() - away
+
+    def reached(self) -> None:
+        """Record that the database responded."""
+        self._away = None
+
+    def missed(self) -> None:
+        """Record that the database has not responded to a request, which may have just been sent."""
+        if self._away is None:
+            self._away = time.monotonic()
+
+    @property
+    def failing_seconds(self) -> dict[str, float]:
+        """The seconds for which every claim of a handler has failed, by the table of its queue."""
+        now, longest = time.monotonic(), dict[str, float]()
+        for (queue, _), since in self._failing.copy().items():
+            longest[queue] = max(now - since, longest.get(queue, 0.0))
+        return longest
+
+    def claims_fail(self, queue: str, by: Hashable) -> None:
+        """Record that a claim ``by`` a handler from a queue has failed, for any reason."""
+        self._failing.setdefault((queue, by), time.monotonic())
+
+    def claims_work(self, queue: str, by: Hashable) -> None:
+        """Record that a claim has succeeded, whether or not it found a task."""
+        self._failing.pop((queue, by), None)
+
+    def health(self, *, beats: bool, running: int, counts: Mapping[str, int]) -> Health:
+        """Return the worker's health; ``beats``: whether its heartbeats work, ``running``: how many tasks run."""
+        stalled, away, failing = time.monotonic() - self._turned, self.away_seconds, self.failing_seconds
+        alive = beats and stalled < STALLED
+        return Health(
+            alive=alive,
+            ready=alive
+            and max(away, *failing.values(), 0) < self.ready_within
+            and not (unknown_here and lacks_zones()),
+            stalled_seconds=round(stalled, 3),
+            away_seconds=round(away, 3),
+            failing_seconds={queue: round(seconds, 3) for queue, seconds in failing.items()},
+            running=running,
+            unknown_schedules=dict(unknown_here),
+            counts=dict(counts),
+        )
+
+
+def address_of(text: str) -> Address:
+    """Parse ``8080`` (loopback), ``0.0.0.0:8080`` or ``[::1]:8080``.  Raises :class:`.ArgumentError` for anything
+    else."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
+    if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:
+        raise ArgumentError(f"{text!r} is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080")
+    return Address(host, int(port))
+
+
+def serve_health(
+    address: Address, health: Callable[[], Health | None], metrics: Callable[[], bytes | None] = lambda: None
+) -> ThreadingHTTPServer:
+    """Serve ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) as JSON, in a thread.
+
+    Also ``/metrics`` for Prometheus, 404 if ``metrics`` returns nothing.
+
+    A worker that has not started yet is alive but not ready.  Raises :class:`.ArgumentError` if the address cannot be
+    bound.
+    """
+    try:
+        server = _Server(address, _pages(health, metrics))
+    except (OSError, OverflowError) as error:
+        raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
+    threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
+    return server
+
+
+class _Server(ThreadingHTTPServer):
+    """A server whose clients cannot use up the threads and file descriptors of the worker."""
+
+    daemon_threads = True
+
+    def __init__(self, address: Address, page: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._open: dict[Any, None] = {}
+        """The connections, the oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, page)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread.  If there are too many connections, the oldest ends: a probe takes milliseconds."""
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error, usually a connection that its client has closed; the base class prints a traceback."""
+        logger.debug("a health check failed", exc_info=True)
+
+
+def _pages(health: Callable[[], Health | None], metrics: Callable[[], bytes | None]) -> type[BaseHTTPRequestHandler]:
+    """Return the class that answers requests for the pages of :func:`serve_health`."""
+
+    class Page(BaseHTTPRequestHandler):
+        timeout = IDLE
+
+        def version_string(self) -> str:
+            """Return what the header ``Server`` says: no versions."""
+            return "sqlqueue"
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            if self.path == "/metrics" and (text := metrics()) is not None:
+                self._answer(200, TEXT, text)
+                return
+            state = health()
+            answers = {"/health": state is None or state.alive, "/ready": state is not None and state.ready}
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            body = json.dumps(None if state is None else asdict(state)).encode()
+            self._answer(200 if answers[self.path] else 503, "application/json", body)
+
+        def _answer(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Do not log probes, which come every few seconds."""
+
+    return Page
+
+
+# -- reports of a worker: the one place that every event of a task goes through ---------------------------------------
+
+
+class Reports:
+    """Writes log lines, whose records carry the facts as attributes, and counts events."""
+
+    def __init__(self) -> None:
+        self.liveness = Liveness()
+        self.counts: Counter[str] = Counter()
+        """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``,
+        ``unreadable``."""
+        self.last_claim: float | None = None
+        """When the last task was claimed, by ``time.monotonic``."""
+        self.handlers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+        """Returns the handlers of the running worker, with ``queue``, ``slots`` and ``busy``."""
+
+    named = 20
+    """The maximum number of crashed tasks that are logged one by one; of any more, only the number is logged."""
+    wants_depth = False
+    """Whether :meth:`depth` uses what it is given."""
+
+    def running(self, job: Job) -> AbstractContextManager[None] | None:
+        """Return a context manager around the call of the handler, or ``None`` if there is nothing to do."""
+        return None
+
+    @property
+    def wants_overview(self) -> bool:
+        """Whether :meth:`overview` uses what it is given now."""
+        return False
+
+    def overview(self, spec: QueueSpec, found: QueueOverview) -> None:
+        """Report the figures of a queue."""
+
+    def exposition(self) -> bytes | None:
+        """Return metrics as text for Prometheus, or ``None`` if its client library is not installed."""
+        return None
+
+    def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
+        """Report the number of tasks by status."""
+
+    def claimed(self, jobs: Sequence[Job]) -> None:
+        """Count claimed tasks of one handler, and log each at DEBUG."""
+        self.counts["claimed"] += len(jobs)
+        self.last_claim = time.monotonic()
+        for job in jobs if logger.isEnabledFor(logging.DEBUG) else ():
+            self._say(logging.DEBUG, "%s claimed", job)
+
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
+        """Report the end of a handler; ``error`` is what it raised.  Returns the resulting outcome of the task."""
+        if error is not None:
+            return self._ended_early(job, outcome, error)
+        self.counts[outcome.kind] += 1
+        if logger.isEnabledFor(logging.DEBUG):  # otherwise the line is not even formatted
+            self._say(logging.DEBUG, "%s %s", job, outcome.kind, outcome=outcome.kind, seconds=job.seconds)
+        return outcome.kind
+
+    def _ended_early(self, job: Job, outcome: Outcome, error: BaseException) -> OutcomeKind:
+        """Log a retry as a warning and a dead letter as an error; signals without a traceback."""
+        kind: OutcomeKind = outcome.kind
+        level, text, retry_in = logging.DEBUG, str(kind), outcome.delay
+        raised = None if is_signal(error) else error
+        if job.handler.mode == "at-most-once":
+            kind, level, text, retry_in = _completed_before(outcome)
+        elif outcome.kind == "failed":
+            kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
+        elif outcome.kind == "discarded":
+            level = logging.ERROR
+        elif outcome.kind == "crashed":
+            level, text, raised = logging.ERROR, "given up", None
+        elif outcome.kind == "suspected":
+            level, text, raised = logging.WARNING, "suspected", None
+        elif raised is not None:  # an outage: a traceback would add nothing to its text
+            level, text, raised = logging.WARNING, f"does not count, {retry_text(retry_in)}", None
+        self.counts[kind] += 1
+        facts: dict[str, Any] = {"outcome": kind, "seconds": job.seconds, "retry_in": retry_in}
+        if level == logging.DEBUG:
+            self._say(level, "%s %s", job, text, **facts)
+        else:
+            reason = brief(outcome.error or error_text(error))
+            self._say(level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
+        return kind
+
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[OutcomeKind]:
+        """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known.  Returns their outcomes."""
+        known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
+        for claim, tries, again in known[: self.named]:
+            kind, level, text, _ = given_up(recurs=again)
+            line = "%s: attempt %d/%d failed (%s), %s"
+            self._note(level, line, claim, tries, tries, CRASHED, text, outcome=kind)
+        if more := number - len(known[: self.named]):
+            logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
+        kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
+        kinds[given_up(recurs=spec.recurs).kind] += number - len(known)
+        self.counts.update(kinds)
+        return kinds
+
+    def recovered(self, spec: QueueSpec, found: Recovered) -> None:
+        """Report the tasks of a process that died."""
+        self.counts.update(suspected=len(found.suspects), crashed=len(found.discarded))
+        for claim in found.suspects[: self.named]:
+            self._note(logging.WARNING, "%s is suspected: %s", claim, found.text, outcome="suspected")
+        for claim in found.discarded[: self.named]:
+            self._given_up(claim, found.text)
+        if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.discarded)):
+            logger.warning("%s: %d more tasks are suspected: %s", spec.entity.__name__, more, found.text)
+        if found.returned:
+            logger.info("%s: %d tasks of a process that died were released", spec.entity.__name__, found.returned)
+
+    def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
+        """Report a function whose calls no worker claims."""
+        queue = spec.entity.__name__
+        text = "%s: no worker seems to have the function %s registered; its calls have been waiting for %s"
+        logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
+
+    def crashed_too_often(self, job: Job, text: str) -> None:
+        """Report a task that is discarded because it has crashed too many processes."""
+        self.counts["crashed"] += 1
+        self._given_up(job.claim, text)
+
+    def _given_up(self, claim: Claim, text: str) -> None:
+        self._note(logging.ERROR, "%s is given up: %s", claim, text, outcome="crashed")
+
+    def _note(self, level: int, message: str, claim: Claim, *arguments: Any, **facts: Any) -> None:
+        logger.log(level, message, task_name(claim), *arguments, extra=_facts(claim) | facts)
+
+    def lost(self, job: Job) -> None:
+        """Count and log a task that no longer belongs to this worker."""
+        self.counts["lost"] += 1
+        reason = job.reason or "its lease expired, or it was cancelled, settled or deleted elsewhere"
+        self._say(logging.WARNING, "%s was lost, and its writes were rolled back: %s", job, reason)
+
+    def overdue(self, job: Job) -> None:
+        """Count and log a handler in a thread that exceeds its timeout."""
+        self.counts["overdue"] += 1
+        limit = job.handler.timeout
+        self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
+
+    def unreadable(self, spec: QueueSpec, number: int) -> None:
+        """Count rows that a claim has set aside, which it has logged."""
+        if number:
+            self.counts["unreadable"] += number
+
+    def retried(self, job: Job, error: BaseException | str) -> None:
+        """Report that a handler is called again because of ``error``, an exception or its text."""
+        self.counts["retries"] += 1
+        said = brief(error_text(error))
+        self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)
+
+    def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
+        """Count and log an error of the worker's own statements, which are retried after ``pause``.
+
+        Drops what the frames of its traceback refer to: a connection attempt that was abandoned stays open until then.
+        """
+        self.liveness.missed()
+        self.counts["database_errors"] += 1
+        logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(error_text(error)))
+        clear_frames(error)
+
+    def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
+        """Report that a transaction of the worker itself lost a conflict with another one.  The database responded."""
+        self.liveness.reached()
+        self.counts["retries"] += 1
+        logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(error_text(error)))
+
+    def broken(self, what: str, error: BaseException) -> None:
+        """Count and log an error that is not retried."""
+        self.counts["database_errors"] += 1
+        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error is sufficient
+        logger.error("cannot %s", what, exc_info=error, extra=frames)
+
+    def chore_failed(self, name: str, error: Exception) -> None:
+        """Log that the chore of this ``name`` failed, with the database's message but without the statement."""
+        self.counts["database_errors"] += 1
+        if isinstance(error, DBAPIError):
+            logger.error("%s failed: %s", name, str(error.orig).strip() or type(error.orig).__name__)
+        else:
+            logger.error("%s failed", name, exc_info=error)
+
+    def _say(self, level: int, message: str, job: Job, *arguments: Any, exc_info: Any = None, **facts: Any) -> None:
+        if logger.isEnabledFor(level):
+            logger.log(level, message, job, *arguments, exc_info=exc_info, extra=_facts(job.claim) | facts)
+
+
+def _completed_before(outcome: Outcome) -> Consequence:
+    """Return what an outcome means for a task that was completed before its handler was called: it stays completed."""
+    if outcome.kind in ("failed", "discarded"):
+        return Consequence("failed", logging.ERROR, "not retried: it was completed before its handler was called")
+    return Consequence("completed", logging.DEBUG, "stays completed")
+
+
+def _facts(claim: Claim) -> dict[str, Any]:
+    return {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
+
+
+# -- the reports of a worker: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry -------------
+#
+# The other parts of a worker call :class:`.Reports`; nothing here changes what a worker does.
+
+HAS_PROMETHEUS = find_spec("prometheus_client") is not None
+
+
+def make_reports() -> Reports:
+    """Return the reports of a worker: with OpenTelemetry and for Prometheus, if these are installed."""
+    kinds: list[type[Reports]] = []
+    if HAS_PROMETHEUS:
+        from .metrics import PrometheusReports  # noqa: PLC0415
+
+        kinds.append(PrometheusReports)
+    if HAS_OPENTELEMETRY:
+        from .telemetry import Telemetry  # noqa: PLC0415
+
+        kinds.append(Telemetry)
+    made: Reports = type("WorkerReports", tuple(kinds or [Reports]), {})()
+    return made

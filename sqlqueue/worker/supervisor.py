@@ -1,0 +1,187 @@
+"""The supervisor: starts worker processes, watches them, and replaces those that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from typing import Any
+
+from .._support.errors import SQLQueueError
+from .._support.processes import CONTEXT, end_soon, exit_text, settle_in, start
+from ..operations.upkeep import Crash
+from .database import growing_pauses
+from .executor import End, crash_of, end_of, has_recovered, note_end, shared_memory
+from .reports import logger
+from .run import UNLIMITED, ProcessLimits, Supervision, handling_signals
+from .worker import Worker
+
+_PRELOADED = [__name__]
+CANNOT_START = 3
+"""The exit status of a process that would fail the same way again."""
+SETTLED = 30.0
+"""Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
+
+
+def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimits = UNLIMITED) -> int:
+    """Run ``processes`` worker processes, and return the exit status.
+
+    ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
+    including second signals.  A process that dies is replaced after a pause that grows each time, and one that reaches
+    ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
+    missing, ends them all.
+    """
+    supervised = supervised_processes(load, processes, limits)
+
+    def stop() -> None:
+        for each in supervised:
+            each.signal(signal.SIGTERM)
+
+    CONTEXT.set_forkserver_preload(_PRELOADED)
+    with handling_signals(stop):
+        for each in supervised:
+            each.start()
+        while any(each.is_wanted for each in supervised):
+            connection.wait([each.sentinel for each in supervised if each.is_alive], timeout=0.2)
+            for each in supervised:
+                each.replace_if_dead()
+            if any(each.has_refused for each in supervised):
+                stop()
+    return max((abs(each.status or 0) for each in supervised), default=0)
+
+
+def supervised_processes(
+    load: Callable[[int], Worker], processes: int, limits: ProcessLimits
+) -> list[SupervisedProcess]:
+    """Return the processes, which have not started yet."""
+    return [SupervisedProcess(number, load, limits.of_process(number, processes)) for number in range(processes)]
+
+
+class SupervisedProcess:
+    """A worker process, and its replacements."""
+
+    def __init__(self, number: int, load: Callable[[int], Worker], limits: ProcessLimits) -> None:
+        self._number = number
+        self._name = f"sqlqueue-worker-{number + 1}"
+        self._load = load
+        self.limits = limits
+        self._process: Any = None
+        self._begun = 0.0
+        self._due: float | None = None
+        self._pauses: Iterator[timedelta] = growing_pauses(0.2, 30)
+        self._stopping = False
+        self._memory: Any = None
+        self._crashes: list[Crash] = []
+        """The deaths of its predecessors whose tasks are still to be released."""
+        self.status: int | None = None
+        self.has_refused = False
+        """Whether it cannot start."""
+
+    def start(self) -> None:
+        """Start the process, unless a signal has already stopped it."""
+        self._due = None
+        if self._stopping:
+            return
+        self._begun = time.monotonic()
+        self._memory = shared_memory()
+        supervision = Supervision(self._memory, tuple(self._crashes), self.limits)
+        self._process = start(_main, self._load, self._number, supervision, name=self._name)
+        if self._stopping:  # a signal came while it was started
+            self.signal(signal.SIGTERM)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def sentinel(self) -> int:
+        """The handle with which :func:`multiprocessing.connection.wait` waits for its end."""
+        sentinel: int = self._process.sentinel
+        return sentinel
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is alive or waiting to be replaced."""
+        return self.is_alive or self._due is not None
+
+    def signal(self, number: int) -> None:
+        """Forward a signal to the process, and stop replacing it."""
+        self._stopping = True
+        self._due = None
+        if self.is_alive:
+            os.kill(self._process.pid, number)
+
+    def replace_if_dead(self) -> None:
+        """Schedule its replacement if it has died, and start the replacement when it is due."""
+        if self._due is not None and time.monotonic() >= self._due:
+            self.start()
+        elif self._process is not None and not self.is_alive and self._due is None:
+            status: int = self._process.exitcode
+            self._process.join()
+            self._process = None
+            self._ended(status, end_of(self._memory))
+
+    def _ended(self, status: int, end: End) -> None:
+        if has_recovered(self._memory):
+            self._crashes.clear()
+        # on a signal, it may not have installed its signal handlers yet
+        self.status = 0 if self._stopping and status == -signal.SIGTERM else status
+        self.has_refused = end is End.REFUSED
+        if end is End.LIMIT_REACHED:
+            self._due = None if self._stopping else time.monotonic()
+        elif end is End.DIED and not self._stopping:
+            self._note_crash(status)
+            self._schedule(status)
+
+    def _note_crash(self, status: int) -> None:
+        crash = crash_of(self._memory, status)
+        if crash is not None:
+            self._crashes.append(crash)
+
+    def _schedule(self, status: int) -> None:
+        if time.monotonic() - self._begun > SETTLED:
+            self._pauses = growing_pauses(0.2, 30)
+        pause = next(self._pauses)
+        self._due = time.monotonic() + pause.total_seconds()
+        how, seconds = exit_text(status), pause.total_seconds()
+        logger.error("%s has died: it %s (%s), replaced in %.1f s", self._name, how, status, seconds)
+
+
+def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) -> None:
+    """Run a worker in a process of the supervisor."""
+    try:
+        worker = load(number)
+        worker._supervision = supervision
+    except SQLQueueError as error:
+        logger.error("worker cannot start: %s", error)
+        note_end(supervision.memory, End.REFUSED)
+        sys.exit(CANNOT_START)
+    threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
+    try:
+        run_to_end(worker)
+    except SQLQueueError:  # the worker has logged the reason
+        note_end(supervision.memory, End.REFUSED)
+        sys.exit(CANNOT_START)
+    note_end(supervision.memory, End.LIMIT_REACHED if worker._has_reached_limit else End.STOPPED)
+
+
+def run_to_end(worker: Worker) -> None:
+    """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive."""
+    settle_in()
+    worker.run()
+    if worker._ended_at_once or worker._has_reached_limit:
+        end_soon()
+
+
+def _follow_parent(worker: Worker) -> None:
+    """Stop the worker when its supervisor dies: otherwise nothing would stop or replace it."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        worker.stop()
