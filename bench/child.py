@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import URL
 
 from sqlqueue import Worker
-from sqlqueue.dialects.postgresql.notifications import CHANNEL
+from sqlqueue.dialects.postgresql import CHANNEL
 from sqlqueue.evaluation.support import ChildProcess, connect, sessions
 from sqlqueue.queue.spec import spec_of
 

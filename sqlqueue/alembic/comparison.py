@@ -25,7 +25,7 @@ from .._support.errors import ConfigurationError
 from .._support.private import affinity
 from ..diagnostics.drift import WrongDefault, WrongIndex, constant, drift, queue_indexes
 from ..dialects import adapter_for
-from ..dialects.parts.schema import LiveIndex
+from ..dialects.inspection import LiveIndex
 from ..lifecycle.kind import Kind
 from ..model.declaration import queues
 from ..queue.options import Status

@@ -15,8 +15,8 @@ from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, DateTime, DefaultClause, Identity, MetaData, Table, TextClause
 
 from ..dialects import adapter_for, adapters, moment_defaults
-from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
-from ..dialects.sqlite.definition import DEFINITION_DIALECT, setting_defaults
+from ..dialects.postgresql import STORAGE_DIALECT, storage_statement
+from ..dialects.sqlite import DEFINITION_DIALECT, setting_defaults
 from ..queue.options import FINAL, Status
 from ..sql.rows import NEVER, utcdefault
 

@@ -15,7 +15,7 @@ from .._support.errors import ArgumentError, SchemaMismatchError, UnsupportedDia
 from .._support.texts import UNREADABLE, key_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
+from ..dialects.connections import AUTOCOMMIT, READ_COMMITTED
 from ..model.companions import worker_table
 from ..model.declaration import queues
 from ..queue.options import FINAL, Status

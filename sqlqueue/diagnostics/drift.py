@@ -37,8 +37,7 @@ from sqlalchemy.types import TypeEngine
 from .._support.private import affinity, is_conditional, is_executed
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..dialects.parts.plans import QueryPlan
-from ..dialects.parts.schema import LiveIndex, Term
+from ..dialects.inspection import LiveIndex, QueryPlan, Term
 from ..model.companions import history_of, pause_table, worker_table
 from ..model.declaration import kind_indexes, queues
 from ..queue.spec import MIGRATE, Finding, QueueSpec, Severity

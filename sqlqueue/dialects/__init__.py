@@ -19,10 +19,10 @@ from ..queue.spec import Criterion
 from ..sql.rows import KeyText, UTCDateTime, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
+from .inspection import Types
 from .mssql import SQLServer
 from .mysql import MariaDB, MySQL
 from .oracle import Oracle
-from .parts.types import Types
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 

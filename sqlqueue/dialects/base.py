@@ -6,20 +6,10 @@ from collections.abc import Mapping
 
 from sqlalchemy.engine import Dialect
 
-from .parts.claims import Claims
-from .parts.errors import Errors
-from .parts.inserts import Inserts
-from .parts.locking import Locking
-from .parts.network import Network
-from .parts.notifications import Notifications
-from .parts.plans import Plans
-from .parts.product import Product
-from .parts.requests import Requests
-from .parts.rows import Rows
-from .parts.schema import Schema
-from .parts.server import Server
-from .parts.transactions import Transactions
-from .parts.types import Types
+from .connections import Errors, Network, Notifications, Requests, Transactions
+from .inspection import Plans, Schema, Server, Types
+from .naming import Product
+from .statements import Claims, Inserts, Locking, Rows
 
 
 class Adapter:

@@ -14,20 +14,22 @@ from sqlalchemy import Connection, Select, func, select
 
 from ..queue.spec import Finding, Identity, QueueSpec
 from .base import Adapter
-from .parts.plans import Plans, QueryPlan, explain
-from .parts.product import Product
-from .parts.requests import Interrupt
-from .parts.server import read_only
-from .parts.transactions import READ_COMMITTED, Transactions
-from .postgresql.claims import PostgreSQLClaims, PostgreSQLLocking
-from .postgresql.errors import PostgreSQLErrors
-from .postgresql.inserts import PostgreSQLInserts
-from .postgresql.keys import PostgreSQLKeys
-from .postgresql.network import PostgreSQLNetwork
-from .postgresql.requests import PsycopgRequests
-from .postgresql.schema import PARTIAL_INDEX, CatalogSchema
-from .postgresql.server import PostgreSQLServer
-from .postgresql.types import PostgreSQLTypes
+from .connections import READ_COMMITTED, Interrupt, Transactions
+from .inspection import Plans, QueryPlan, explain, read_only
+from .naming import Product
+from .postgresql import (
+    PARTIAL_INDEX,
+    CatalogSchema,
+    PostgreSQLClaims,
+    PostgreSQLErrors,
+    PostgreSQLInserts,
+    PostgreSQLKeys,
+    PostgreSQLLocking,
+    PostgreSQLNetwork,
+    PostgreSQLServer,
+    PostgreSQLTypes,
+    PsycopgRequests,
+)
 
 _VERSION = re.compile(r"\bv(\d+)\.(\d+)\.(\d+)")
 _SORTS = ("sort", "top-k")

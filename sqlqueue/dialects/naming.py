@@ -1,13 +1,16 @@
-"""Writes table names where SQLAlchemy does not: in hints, in bulk protocols and in catalog queries."""
+"""Names of engines, and of tables where SQLAlchemy does not write them: in hints, bulk protocols, catalog queries."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.visitors import InternalTraversal
+
+# -- writes table names where SQLAlchemy does not: in hints, in bulk protocols and in catalog queries -----------------
 
 
 class Naming(ColumnElement[Any]):
@@ -54,3 +57,20 @@ def plain(dialect: Dialect, name: str) -> str:
 def _undoubled(dialect: Dialect, quoted: str) -> str:
     # preparers double percent signs for drivers that parse parameters
     return quoted % () if dialect.paramstyle in ("format", "pyformat") else quoted
+
+
+# -- the name of an engine, and its oldest supported version ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The names and the minimum version of an engine."""
+
+    dialect: str
+    """The name of SQLAlchemy's dialect."""
+    name: str
+    """The engine's name in messages."""
+    minimum: tuple[int, ...]
+    """The oldest supported version."""
+    needed: str
+    """What older versions lack."""

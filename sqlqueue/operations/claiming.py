@@ -21,8 +21,7 @@ from .._support import checks
 from .._support.checks import count, duration
 from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
-from ..dialects.parts.claims import Taking
-from ..dialects.parts.rows import Parameters
+from ..dialects.statements import Parameters, Taking
 from ..kinds.limits import LimitedClaim
 from ..kinds.recurring import skip_runs
 from ..lifecycle.fence import TOKEN, Fence, FencedClaims

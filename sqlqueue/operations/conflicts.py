@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from .._support.errors import ArgumentError, DuplicateTaskError
 from .._support.texts import key_text
 from ..dialects.base import Adapter
-from ..dialects.parts.inserts import Replacement
+from ..dialects.statements import Replacement
 from ..lifecycle.transitions import guarded, is_newer, replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.rows import UniqueBy, write

@@ -27,7 +27,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.checks import count
 from .._support.texts import UNREADABLE, error_text
 from ..dialects.base import Adapter
-from ..dialects.parts.rows import Unreadable, forget_unfinished
+from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of

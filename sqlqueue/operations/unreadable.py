@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_text, logger_of
 from ..dialects.base import Adapter
-from ..dialects.parts.rows import Unreadable
+from ..dialects.statements import Unreadable
 from ..lifecycle.transitions import claiming, ending, restored_key
 from ..model.companions import history_of
 from ..queue.options import AttemptOutcome, Status

@@ -16,7 +16,7 @@ from sqlalchemy.sql.selectable import CompoundSelect, Subquery
 from .._support.checks import count, duration
 from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
-from ..dialects.parts.rows import Unreadable
+from ..dialects.statements import Unreadable
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
 from ..model.companions import history_of

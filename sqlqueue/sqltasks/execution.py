@@ -28,7 +28,7 @@ from .._support.processes import Socket
 from .._support.texts import logger_of
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..dialects.parts.requests import Interrupt, StatementResult
+from ..dialects.connections import Interrupt, StatementResult
 
 # -- the result of a statement as JSON --------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from .._support.private import is_flushing
 from .._support.texts import host_name
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..dialects.parts.errors import wrapping
-from ..dialects.parts.transactions import READ_COMMITTED
+from ..dialects.connections import READ_COMMITTED, wrapping
 from ..queue.spec import QueueSpec
 from .ledger import ledger_of
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm.util import identity_key
 from .._support.errors import ArgumentError, Claim, IllegalTransitionError, UnsettledClaimError
 from .._support.texts import key_text
 from ..dialects.base import Adapter
-from ..dialects.parts.rows import Unreadable
+from ..dialects.statements import Unreadable
 from ..queue.spec import Identity, QueueSpec, spec_of
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------

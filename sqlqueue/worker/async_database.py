@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from ..dialects.parts.notifications import Listener
+from ..dialects.connections import Listener
 from ..queue.spec import QueueSpec
 from .database import MAX_TRANSACTIONS, Begun, Heard, Work, engine_of, own_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline

@@ -20,8 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from .._support.engines import has_one_connection, with_own_pool
 from .._support.errors import ArgumentError, ConfigurationError
 from ..dialects.base import Adapter
-from ..dialects.parts.errors import as_driver_error
-from ..dialects.parts.notifications import Listener
+from ..dialects.connections import Listener, as_driver_error
 from ..queue.spec import QueueSpec
 from ..transaction.connection import check_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse, observe, write_in_turn

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 
 from .._support.processes import Socket, keep_alive
 from ..dialects import adapter_for
-from ..dialects.parts.network import Network, Undo
+from ..dialects.connections import Network, Undo
 from ..operations.recording import spoken
 from .reports import Liveness, logger
 from .threads import FairLock, soon

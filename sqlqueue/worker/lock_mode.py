@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
 from .._support.errors import ArgumentError
-from ..dialects.parts.errors import as_driver_error
+from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
 from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, settle

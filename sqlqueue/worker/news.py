@@ -13,7 +13,7 @@ from sqlalchemy import Engine, Table, select
 from sqlalchemy.orm import Session
 
 from ..dialects import adapter_for
-from ..dialects.parts.notifications import Listener
+from ..dialects.connections import Listener
 from ..model.companions import pause_table
 from ..operations.pausing import not_paused
 from ..queue.spec import Criterion, QueueSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlqueue.dialects.cockroachdb import plan_of
-from sqlqueue.dialects.parts.plans import QueryPlan
+from sqlqueue.dialects.inspection import QueryPlan
 
 IN_ORDER = """
 distribution: local

@@ -13,7 +13,7 @@ from sqlalchemy.orm.exc import FlushError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.parts.keys import Keys
+from sqlqueue.dialects.statements import Keys
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.harness import Database

@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedDialectError, UnsupportedIsolationError
 from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.mssql.tables import is_narrow
+from sqlqueue.dialects.mssql import is_narrow
 from sqlqueue.sql.rows import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import answering, recording_engine

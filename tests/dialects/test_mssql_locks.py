@@ -30,7 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
-from sqlqueue.dialects.mssql.keys import seek_by_key
+from sqlqueue.dialects.mssql import seek_by_key
 from sqlqueue.operations.claiming import Claimer, ClaimQuery, limited_claim
 from sqlqueue.sql.rows import remove, write
 from tests.dialects.catalog import BASES, statements

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ArgumentError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
-from sqlqueue.dialects.parts.claims import Taking
+from sqlqueue.dialects.statements import Taking
 from sqlqueue.sql.selection import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED

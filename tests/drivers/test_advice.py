@@ -12,7 +12,7 @@ from sqlalchemy import URL, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.parts.network import Network
+from sqlqueue.dialects.connections import Network
 from tests.drivers.cases import ODBC, ODBC_ASYNC, url_of
 from tests.drivers.tds import GREETINGS, FakeServer
 from tests.support.harness import Database

@@ -11,19 +11,10 @@ from sqlalchemy import Select, select
 
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.mssql import SQLServer
-from sqlqueue.dialects.mssql.claims import SQLServerClaims
-from sqlqueue.dialects.mssql.keys import SQLServerKeys
-from sqlqueue.dialects.mssql.locking import SQLServerLocking
-from sqlqueue.dialects.mysql import MariaDB, MySQL
-from sqlqueue.dialects.mysql.keys import force_index
-from sqlqueue.dialects.mysql.locking import MySQLLocking
-from sqlqueue.dialects.oracle import Oracle
-from sqlqueue.dialects.oracle.block import ClaimBlock
-from sqlqueue.dialects.oracle.claims import OracleClaims
-from sqlqueue.dialects.parts.claims import Claims, Taking
-from sqlqueue.dialects.parts.locking import skip_locked
-from sqlqueue.dialects.parts.rows import Rows
+from sqlqueue.dialects.mssql import SQLServer, SQLServerClaims, SQLServerKeys, SQLServerLocking
+from sqlqueue.dialects.mysql import MariaDB, MySQL, MySQLLocking, force_index
+from sqlqueue.dialects.oracle import ClaimBlock, Oracle, OracleClaims
+from sqlqueue.dialects.statements import Claims, Rows, Taking, skip_locked
 from tests.locking import oracle
 
 

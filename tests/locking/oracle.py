@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from sqlalchemy import update
 from sqlalchemy.dialects import oracle
 
-from sqlqueue.dialects.oracle.block import ClaimBlock
+from sqlqueue.dialects.oracle import ClaimBlock
 from tests.locking.locks import Mode, Resource
 from tests.locking.paths import Path
 from tests.locking.rows import Parameters, Row, rowid

@@ -9,23 +9,11 @@ from typing import Any
 from sqlalchemy import Select
 
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.mssql import SQLServer
-from sqlqueue.dialects.mssql.claims import SQLServerClaims
-from sqlqueue.dialects.mssql.keys import SQLServerKeys
-from sqlqueue.dialects.mssql.locking import SQLServerLocking
-from sqlqueue.dialects.mysql import MySQL
-from sqlqueue.dialects.mysql.inserts import MySQLInserts
-from sqlqueue.dialects.mysql.keys import MySQLKeys
-from sqlqueue.dialects.mysql.locking import MySQLLocking
-from sqlqueue.dialects.oracle import Oracle
-from sqlqueue.dialects.oracle.claims import OracleKeys, OracleLocking
-from sqlqueue.dialects.parts.claims import Claims
-from sqlqueue.dialects.parts.keys import Keys
-from sqlqueue.dialects.parts.locking import Locking, skip_locked
-from sqlqueue.dialects.parts.rows import Rows
-from sqlqueue.dialects.postgresql import PostgreSQL
-from sqlqueue.dialects.postgresql.claims import PostgreSQLLocking
-from sqlqueue.dialects.postgresql.keys import PostgreSQLKeys
+from sqlqueue.dialects.mssql import SQLServer, SQLServerClaims, SQLServerKeys, SQLServerLocking
+from sqlqueue.dialects.mysql import MySQL, MySQLInserts, MySQLKeys, MySQLLocking
+from sqlqueue.dialects.oracle import Oracle, OracleKeys, OracleLocking
+from sqlqueue.dialects.postgresql import PostgreSQL, PostgreSQLKeys, PostgreSQLLocking
+from sqlqueue.dialects.statements import Claims, Keys, Locking, Rows, skip_locked
 
 
 class WaitingSQLServer(SQLServerLocking):

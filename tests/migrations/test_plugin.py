@@ -17,8 +17,7 @@ from sqlalchemy import Column, Identity, Index, Integer, MetaData, NullPool, Str
 import sqlqueue.alembic
 from sqlqueue import ArgumentError, UnsupportedDialectError
 from sqlqueue.alembic import MigrationOptions, verify
-from sqlqueue.dialects.sqlite import SQLite
-from sqlqueue.dialects.sqlite.server import SQLiteServer
+from sqlqueue.dialects.sqlite import SQLite, SQLiteServer
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.jobs import COMES_DUE, DUE, Base, Bystander, messages, replace_index

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueOptions, StageMixin, UniqueMixin
-from sqlqueue.dialects.sqlite.definition import setting_defaults
+from sqlqueue.dialects.sqlite import setting_defaults
 from tests.migrations.project import Project
 
 # what SQLAlchemy does not reflect: AUTOINCREMENT, a collation, a condition, an index on an expression, triggers

@@ -16,13 +16,10 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import Finding
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.parts.errors import Errors
-from sqlqueue.dialects.parts.keys import Keys
-from sqlqueue.dialects.parts.locking import Locking
-from sqlqueue.dialects.parts.product import Product
-from sqlqueue.dialects.parts.server import Server, read_only
-from sqlqueue.dialects.parts.transactions import READ_COMMITTED, Transactions
-from sqlqueue.dialects.parts.types import Types
+from sqlqueue.dialects.connections import READ_COMMITTED, Errors, Transactions
+from sqlqueue.dialects.inspection import Server, Types, read_only
+from sqlqueue.dialects.naming import Product
+from sqlqueue.dialects.statements import Keys, Locking
 from sqlqueue.queue.spec import QueueSpec
 from sqlqueue.sql.selection import Pick
 

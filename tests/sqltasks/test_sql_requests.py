@@ -15,7 +15,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError
-from sqlqueue.dialects.parts.requests import StatementResult
+from sqlqueue.dialects.connections import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
 from sqlqueue.sqltasks.execution import RequestExecutor, Users, Watchdog, response
 from tests.support.harness import Database

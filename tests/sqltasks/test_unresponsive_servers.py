@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlqueue import enqueue
-from sqlqueue.dialects.parts.requests import StatementResult
+from sqlqueue.dialects.connections import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, execution
 from sqlqueue.sqltasks.execution import RequestExecutor, Users, response
 from tests.outages.blackhole import BlackHole, through

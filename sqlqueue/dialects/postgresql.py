@@ -1,0 +1,1006 @@
+"""PostgreSQL 12 and newer, and the parts that CockroachDB shares."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime, timedelta
+from itertools import chain
+from operator import itemgetter
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Insert,
+    Integer,
+    Interval,
+    Select,
+    String,
+    Table,
+    TableValuedAlias,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    extract,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from .._support.errors import ArgumentError
+from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
+from ..sql.rows import Assignment, UniqueBy, is_due, utcnow, write
+from ..sql.selection import Pick
+from .base import Adapter
+from .connections import (
+    Errors,
+    Interrupt,
+    Listener,
+    Network,
+    Notifications,
+    Requests,
+    StatementResult,
+    Transactions,
+    comes_from_network,
+    first_argument,
+    milliseconds,
+    socket_of,
+    wrapping,
+)
+from .inspection import Plans, QueryPlan, Schema, Server, Types, explain, read_only
+from .naming import Product, live_name, plain
+from .statements import (
+    KEYS,
+    MANY,
+    ROWS,
+    Claims,
+    Inserts,
+    Keys,
+    Locking,
+    Parameters,
+    Replacement,
+    Taking,
+    Values,
+    forget_unfinished,
+    on_conflict,
+    skip_locked,
+)
+
+# -- selects rows by arrays of keys -----------------------------------------------------------------------------------
+
+
+class PostgreSQLKeys(Keys):
+    """Sends lists as arrays, one parameter each."""
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        if count == MANY and len(spec.primary_key) == 1:
+            (column,) = spec.primary_key
+            # one parameter, so that the server sees the same statement for any number of keys
+            return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
+        return super().keys_named(spec, count)
+
+    def rows_in(
+        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
+    ) -> Criterion:
+        # a subquery is hashed, a list of tuples compared one by one; without IS TRUE it would become a join, for which
+        # a plan may choose nested loops
+        values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
+        names = [f"{ROWS}_{n}" if rows is None else None for n, _ in enumerate(columns)]
+        lists = [
+            bindparam(name, value, type_=ARRAY(column.type), required=value is None)
+            for name, value, column in zip(names, values, columns, strict=True)
+        ]
+        return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
+
+    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
+        return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
+
+
+# -- postgreSQL's clock -----------------------------------------------------------------------------------------------
+
+_SECOND = literal_column("INTERVAL '1 second'", Interval())
+
+
+class PostgreSQLTypes(Types):
+    """SQLAlchemy's types, and PostgreSQL's time functions."""
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        # not clock_timestamp(): a volatile function cannot bound an index scan
+        now = func.pg_catalog.statement_timestamp()
+        # not make_interval(), which CockroachDB lacks; both round the product to the nearest microsecond
+        return now if seconds is None else now + seconds * _SECOND
+
+    def default(self) -> ColumnElement[Any]:
+        return func.current_timestamp()  # the column stores the zone
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        # rounded: some versions return seconds as floating-point numbers
+        seconds = case((_is_finite(earlier) & _is_finite(later), extract("epoch", later - earlier)))
+        return cast(func.pg_catalog.round(seconds * literal_column("1000000")), BigInteger)
+
+
+def _is_finite(moment: ColumnElement[Any]) -> ColumnElement[bool]:
+    given = cast(moment, moment.type)  # not isfinite(), which CockroachDB lacks
+    return and_(given > literal_column("'-infinity'"), given < literal_column("'infinity'"))
+
+
+# -- the drivers for PostgreSQL whose special features are used -------------------------------------------------------
+
+PSYCOPG = ("psycopg", "psycopg_async")
+"""Names of psycopg's dialects in SQLAlchemy, sync and async."""
+
+
+# -- SQLSTATE error codes ---------------------------------------------------------------------------------------------
+
+# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (such as a demoted primary)
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
+# connection exceptions, insufficient resources (a full disk, too many connections), system errors
+_OUTAGE_CLASSES = ("08", "53", "58")
+# and transaction state, authorization, unknown database, rollback (a deadlock), limits, state of an object (a lock),
+# intervention (a statement timeout), internal errors
+_TEMPORARY_CLASSES = (*_OUTAGE_CLASSES, "25", "28", "3D", "40", "54", "55", "57", "XX")
+# idle-in-transaction and transaction timeouts, which close the connection as well
+_TOO_SLOW = frozenset({"25P03", "25P04"})
+
+
+class PostgreSQLErrors(Errors):
+    """Errors with an SQLSTATE, which each driver keeps in its own place."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            # serialization failure, deadlock, lock not available
+            transient=("40001", "40P01", "55P03"),
+            outages=_OUTAGES,
+            duplicates=("23505",),
+            references=("23001", "23503"),
+            denied=("42501",),
+        )
+
+    def code(self, error: DBAPIError) -> Any:
+        for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2
+            if found := getattr(error.orig, name, None):
+                return found
+        fields = first_argument(error)  # pg8000: those of the server's message
+        return fields.get("C") if isinstance(fields, dict) else None
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        code = self.code(error)
+        if error.connection_invalidated:
+            return code not in _TOO_SLOW
+        # without a code, the client could not connect
+        if code is None:
+            return isinstance(error, OperationalError) or comes_from_network(error)
+        return code in self.outages or code.startswith(_OUTAGE_CLASSES)
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        code = self.code(error)
+        if code is None:
+            return super().is_temporary(error)
+        return self.is_outage(error) or code.startswith(_TEMPORARY_CLASSES)
+
+
+# -- the lock timeout of sessions -------------------------------------------------------------------------------------
+
+
+class PostgreSQLTransactions(Transactions):
+    """Standard SQL's isolation levels and savepoints."""
+
+    ends_with_error: ClassVar[bool] = True
+    impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
+
+
+# -- claims in one statement ------------------------------------------------------------------------------------------
+
+_RECENTLY = timedelta(minutes=10)
+_LAST = 2**31 - 1
+"""A position that no row has."""
+
+
+class PostgreSQLLocking(Locking):
+    """Locks with FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim."""
+
+    passes_over: ClassVar[bool] = True
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        return skip_locked(pick, *columns, key_share=True)
+
+    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        # a join without repeating the condition, whose number of rows the planner cannot estimate
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+        free = self.picking_named(spec, named, *key).cte("free").prefix_with("MATERIALIZED")
+        return and_(*(column == free.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)))
+
+
+class PostgreSQLClaims(Claims):
+    """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.  With
+    ``lease=None``, it is a locking SELECT.
+
+    The keys go through an array, so that a planner does not know how many there are: to join several hundred locked
+    rows, it would read the whole table.  Of an array it expects ten elements, and that a range of positions selects one
+    of them, for which it searches the table by key.  The plan may be kept for as long as the connection, and the table
+    may be small when it is made.
+
+    Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
+    the subquery for each row, and claim more than n rows.
+    """
+
+    def take(self, session: Session, taking: Taking) -> list[Any]:
+        pick = taking.pick
+        is_served = self.rows.locking.is_served(pick)
+        if taking.assignments and not taking.delete:
+            return self._write(session, taking) if is_served else self.take_seen(session, taking)
+        if taking.delete or not is_served or not _is_whole(taking):
+            return super().take(session, taking)
+        locking = pick.made.get((self, "load"), lambda: self._loading(pick))
+        try:
+            return [task for (task,) in _instances(session, pick.spec, locking)]
+        except Exception as error:
+            if not self.rows.errors.is_of_row(error):
+                raise
+            keys = self.lock(session, pick)  # returns the same rows: they are locked by this transaction
+            if not keys:
+                raise
+            forget_unfinished(session, pick.spec, keys, error)
+            return self.rows.load(session, pick.spec, keys, latest=True, unreadable=taking.unreadable)
+
+    def _write(self, session: Session, taking: Taking) -> list[Any]:
+        pick, spec, assignments, whole = taking.pick, taking.pick.spec, taking.assignments, _is_whole(taking)
+        statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
+        if not whole:
+            rows = sorted(self.rows.execute(session, spec, statement, taking.parameters), key=itemgetter(0))
+            found: list[Identity] = [tuple(row[1:]) for row in rows]
+            return self.rows.load(session, spec, found, taking.options, unreadable=taking.unreadable)
+        try:
+            taken = _instances(session, spec, statement, taking.parameters)
+            return [task for _, task in sorted(taken, key=itemgetter(0))]
+        except Exception as error:
+            if not self.rows.errors.is_of_row(error):
+                raise
+            keys = self._written(session, taking)
+            if not keys:  # the error is not about a row
+                raise
+            forget_unfinished(session, spec, keys, error)
+            return self.rows.load(session, spec, keys, unreadable=taking.unreadable)
+
+    def _written(self, session: Session, taking: Taking) -> list[Identity]:
+        """Return the rows that :meth:`_write` has written, by the claim's token, in order as far as the claim has not
+        overwritten it.
+
+        Its result is lost if one of the rows cannot be read.
+        """
+        spec, values = taking.pick.spec, dict(taking.assignments)
+        # the other criteria are for the indexes
+        recent = or_(
+            and_(spec["finished_at"].is_(None), is_due(spec), spec["available_at"] > utcnow()),
+            spec["finished_at"] > utcnow(-_RECENTLY),
+        )
+        order = [term.expression for term in taking.pick.order if term.column not in values]
+        mine = and_(*(spec[role] == values[spec[role]] for role in ("claim_token", "status")))
+        found = select(*spec.primary_key).where(mine, recent).order_by(*order)
+        broken = {each.identity for each in taking.unreadable}  # by part of the same claim
+        return [key for key in self.rows.keys(session, spec, found, taking.parameters) if key not in broken]
+
+    def _loading(self, pick: Pick) -> Any:
+        """Return the statement of a claim that only locks.  It returns the latest versions of the rows."""
+        locking = self.rows.locking.picking(pick, *pick.spec.table.columns)
+        return select(pick.spec.entity).from_statement(locking)
+
+    def _taking(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
+        """Return the claim's statement.
+
+        It returns each row's position, since RETURNING is unordered, and its key or, if ``whole``, all columns.
+        """
+        spec = pick.spec
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+        order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
+        locked: CTE = self.rows.locking.picking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
+        names = [column.name for column in key]
+        by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
+        picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
+        joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
+        taking = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)
+        if not whole:
+            return taking.returning(picked.c.position, *spec.primary_key)
+        # not an ORM UPDATE, whose criteria the session would evaluate in Python
+        every = taking.returning(picked.c.position, *spec.table.columns)
+        return select(picked.c.position, spec.entity).from_statement(every)
+
+
+def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValuedAlias:
+    """Return these columns of ``rows``, as arrays and then as rows again, with the ``position`` of each in a total
+    ``order``."""
+    arrays = [func.array(select(rows.c[name]).order_by(*order).scalar_subquery()) for name in names]
+    # the grammar knows unnest with several arrays, without a schema alone; with one, it is an ordinary function
+    unnest = func.pg_catalog.unnest if len(arrays) == 1 else func.unnest
+    return unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
+
+
+def _is_whole(taking: Taking) -> bool:
+    """Return whether the instances are loaded from the columns of the table alone."""
+    return taking.pick.spec.is_plain and not taking.options
+
+
+def _instances(session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None) -> Any:
+    """Execute a statement that returns all columns of rows, and load their instances from it."""
+    loading = {"populate_existing": True}
+    return session.execute(statement, parameters, execution_options=loading, bind_arguments=spec.bind_arguments)
+
+
+# -- upserts with ON CONFLICT, and COPY with psycopg ------------------------------------------------------------------
+
+
+class PostgreSQLInserts(Inserts):
+    """Upserts with ON CONFLICT, and COPY."""
+
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        return on_conflict(insert(spec.table), by, replace)
+
+    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+        """Return one statement with an array for each column that differs, because a list of rows is executed row by
+        row."""
+        fixed = (bindparam(name, type_=table.c[name].type) for name in same)
+        lists = (func.pg_catalog.unnest(bindparam(name, type_=ARRAY(table.c[name].type))) for name in different)
+        rows = select(*fixed, *lists, utcnow())
+        return insert(table).from_select([*same, *different, timed], rows, include_defaults=False)
+
+    def alike_values(self, same: Mapping[str, Any], different: Mapping[str, Sequence[Any]]) -> Values:
+        return {**same, **different}
+
+    def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names = ", ".join(plain(connection.dialect, column) for column in columns)
+        command = f"COPY {live_name(connection, table)} ({names}) FROM STDIN"
+        if connection.dialect.driver not in PSYCOPG:
+            raise ArgumentError(f"copy=True needs the driver psycopg, not {connection.dialect.driver}")
+        try:
+            _copy(connection, command, rows)
+        except connection.dialect.loaded_dbapi.IntegrityError as error:
+            raise IntegrityError(command, None, error) from error
+
+
+def _copy(connection: Connection, command: str, rows: Iterable[Sequence[Any]]) -> None:
+    pooled: Any = connection.connection
+    if connection.dialect.is_async:
+        pooled.dbapi_connection.run_async(lambda driver: _copy_async(driver, command, rows))
+        return
+    with pooled.driver_connection.cursor() as cursor, cursor.copy(command) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+async def _copy_async(driver: Any, command: str, rows: Iterable[Sequence[Any]]) -> None:
+    async with driver.cursor() as cursor, cursor.copy(command) as copy:
+        for row in rows:
+            await copy.write_row(row)
+
+
+# -- reads from the catalog what SQLAlchemy does not reflect: invalid indexes, triggers, storage parameters, added
+#    columns
+
+STORAGE_DIALECT = "postgresql"
+_PARAMETERS = {
+    "fillfactor": "80",
+    "autovacuum_vacuum_scale_factor": "0.01",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_cost_delay": "0",
+    "autovacuum_analyze_scale_factor": "0.02",
+}
+# with named parameters, so that percent signs are not doubled
+_FORMAT = postgresql.dialect(paramstyle="named").identifier_preparer.format_table  # type: ignore[no-untyped-call]
+_CLASS = table(
+    "pg_class",
+    column("oid"),
+    column("relname"),
+    column("relispartition", Boolean),
+    column("reloptions", postgresql.ARRAY(postgresql.TEXT)),
+    schema="pg_catalog",
+)
+_INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("indisvalid", Boolean), schema="pg_catalog")
+_ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column("attmissingval"), schema="pg_catalog")
+
+_TRIGGER = table(
+    "pg_trigger", column("tgrelid"), column("tgname"), column("tgisinternal", Boolean), schema="pg_catalog"
+)
+
+
+def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
+    """Return the names of invalid indexes, which a failed CREATE INDEX CONCURRENTLY leaves behind."""
+    names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
+    return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
+
+
+def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[str]:
+    """Return the names of the indexes of partitioned tables that the indexes ``names``, of partitions, belong to."""
+    root = _CLASS.alias("root")
+    belongs = root.c.oid == cast(func.pg_catalog.pg_partition_root(_CLASS.c.oid), postgresql.OID)
+    roots = select(root.c.relname).join_from(_CLASS, root, belongs)
+    return set(connection.scalars(roots.where(_CLASS.c.relname.in_(names), _CLASS.c.relispartition)))
+
+
+def trigger_names(connection: Connection, of: Table) -> Collection[str]:
+    """Return the names of the triggers of a table, except those of its foreign keys."""
+    mine = (_TRIGGER.c.tgrelid == _oid(connection, of)) & ~_TRIGGER.c.tgisinternal
+    return connection.scalars(select(_TRIGGER.c.tgname).where(mine)).all()
+
+
+def storage_statement(of: Table, *, give: bool) -> str:
+    """Return the statement that sets the table's storage parameters, or resets them."""
+    settings = (f"{name} = {value}" if give else name for name, value in _PARAMETERS.items())
+    return f"ALTER TABLE {_FORMAT(of)} {'SET' if give else 'RESET'} ({', '.join(settings)})"
+
+
+def lacks_storage(connection: Connection, of: Table) -> bool:
+    """Return whether one of the parameters is not set on the table; its owner may choose other values."""
+    options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
+    return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
+
+
+def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
+    """Return the column's value for rows older than the column, which is stored until the table is rewritten."""
+    # the value has a pseudo-type that can only be cast to text
+    value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(to.type))
+    named = select(value).where(_ATTRIBUTE.c.attrelid == _oid(connection, to.table), _ATTRIBUTE.c.attname == to.name)
+    return next(iter(connection.scalar(named) or ()), None)
+
+
+def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
+    return cast(func.pg_catalog.to_regclass(live_name(connection, of)), postgresql.OID)
+
+
+# -- reads from the catalog what SQLAlchemy does not reflect ----------------------------------------------------------
+
+PARTIAL_INDEX = "postgresql_where"
+# all equivalent as defaults, since the column stores the zone
+_CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_timestamp()")
+
+
+class CatalogSchema(Schema):
+    """The common base for PostgreSQL and CockroachDB."""
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        return super().same_default(dialect, live) or live in _CLOCKS
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        return invalid_indexes(connection, table)
+
+
+class PostgreSQLSchema(CatalogSchema):
+    """Reads partial indexes, triggers, storage parameters, and the values of added columns."""
+
+    partial_index: ClassVar[str | None] = PARTIAL_INDEX
+    reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"
+
+    def lacks_storage(self, connection: Connection, table: Table) -> bool:
+        return lacks_storage(connection, table)
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
+        return trigger_names(connection, table)
+
+    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
+        return added_at(connection, column)
+
+
+# -- checks the server's state and the privileges of an account, and reads plans --------------------------------------
+
+_SESSIONS = table(
+    "pg_stat_activity",
+    *map(column, ("pid", "usename", "application_name", "state", "backend_xid")),
+    schema="pg_catalog",
+)
+_SCHEMAS = table("pg_namespace", column("nspname", String), column("nspowner"), column("nspacl"), schema="pg_catalog")
+_ROLES = table("pg_roles", column("oid"), column("rolname", String), column("rolsuper"), schema="pg_catalog")
+_DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
+"""The catalog of Citus.  The method of a table that is not distributed is 'n'."""
+_ATTRIBUTES = table("pg_attribute", column("attrelid"), column("attname", String), schema="pg_catalog")
+_SEQUENCES = table("pg_sequence", column("seqrelid"), column("seqcache", Integer), schema="pg_catalog")
+
+
+class PostgreSQLServer(Server):
+    """Detects standbys, tables that Citus distributes, and messages whose keys are not in order; checks privileges on
+    schemas, columns and sequences."""
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        read_only_default = func.pg_catalog.current_setting("default_transaction_read_only")
+        state: Any = connection.execute(select(func.pg_catalog.pg_is_in_recovery(), read_only_default)).one()
+        standby, default = state
+        if standby:
+            yield read_only("this server is a hot standby", "connect to the primary")
+        if default == "on":
+            yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+        quoted = connection.dialect.identifier_preparer.quote
+        for schema, role in connection.execute(_intruders()):
+            message = (
+                f"{role or 'every role'} may create functions and operators in the schema {schema}, which is in the"
+                " search_path: this account's statements could call them instead of built-in ones"
+            )
+            grantee = quoted(role) if role else "PUBLIC"
+            fix = f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM {grantee}, or leave it out of the search_path"
+            yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
+
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        yield from _of_distribution(connection, spec)
+        if "message_key" in spec.columns:  # other queues are not ordered by their keys
+            yield from _of_sequences(connection, spec)
+
+    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
+        name = live_name(connection, spec.table)
+        return connection.scalar(select(func.pg_catalog.row_security_active(func.pg_catalog.to_regclass(name)))) is True
+
+    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
+        # the system column xmax shows the transaction that locked a row last, unless several share the lock
+        last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
+        told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
+        owner = connection.execute(told).one_or_none()
+        if owner is None:
+            return None
+        program = f", {owner.application_name}" if owner.application_name else ""
+        return f"{owner.usename} (backend {owner.pid}{program}, {owner.state})"
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        schema = connection.schema_for_object(spec.table)
+        if schema and not connection.scalar(select(func.pg_catalog.has_schema_privilege(schema, "USAGE"))):
+            return [f"USAGE on the schema {schema}"]
+        # privileges on single columns are enough, if they cover the needed columns
+        name = live_name(connection, spec.table)
+        of_queue = {each.name for each in spec.columns.values()}
+        present = [column["name"] for column in live]
+        needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
+        rights = {
+            privilege: and_(*(func.pg_catalog.has_column_privilege(name, each, privilege) for each in columns))
+            for privilege, columns in needed.items()
+        }
+        rights["DELETE"] = func.pg_catalog.has_table_privilege(name, "DELETE")
+        for each in live:
+            if "nextval(" in (each["default"] or ""):  # an identity needs no separate privilege
+                sequence = func.pg_catalog.pg_get_serial_sequence(name, each["name"])
+                right = func.coalesce(func.pg_catalog.has_sequence_privilege(sequence, "USAGE"), true())
+                rights[f"USAGE on the sequence of {each['name']}"] = right
+        granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
+        return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
+
+
+def _of_distribution(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    if connection.scalar(select(cast(func.pg_catalog.to_regclass(_DISTRIBUTED.name), String))) is None:
+        return
+    name = live_name(connection, spec.table)
+    relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.pg_catalog.to_regclass(name), String)
+    if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
+        message = (
+            f"{spec.table.fullname} is distributed by Citus, which rejects FOR UPDATE across shards: nothing"
+            " can be claimed"
+        )
+        fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"
+        yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
+
+
+def _of_sequences(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    """Yield findings about keys of an outbox that are not generated in the order of their transactions."""
+    name = live_name(connection, spec.table)
+    sequence = func.pg_catalog.to_regclass(func.pg_catalog.pg_get_serial_sequence(name, _ATTRIBUTES.c.attname))
+    is_its = _SEQUENCES.c.seqrelid == cast(sequence, postgresql.OID)
+    keys = (
+        select(_ATTRIBUTES.c.attname, cast(sequence, String), _SEQUENCES.c.seqcache)
+        .join_from(_ATTRIBUTES, _SEQUENCES, is_its)
+        .where(_ATTRIBUTES.c.attrelid == cast(func.pg_catalog.to_regclass(name), postgresql.OID))
+        .where(_ATTRIBUTES.c.attname.in_([key.name for key in spec.primary_key]), _SEQUENCES.c.seqcache > 1)
+    )
+    for key, numbers, cached in connection.execute(keys):
+        message = (
+            f"each session takes {cached} numbers at once from {numbers}, which generates {key} of"
+            f" {spec.table.fullname}: messages with the same message_key may be published out of order"
+        )
+        fix = f"ALTER SEQUENCE {numbers} CACHE 1"
+        yield Finding.of(spec, Severity.WARNING, "unordered-identity", message, fix)
+
+
+def _intruders() -> Select[*tuple[Any, ...]]:
+    """Return a query for the schemas of the search_path in which others may create objects, with each such role, or
+    ``None`` for all roles.  Owners and superusers are trusted."""
+    granted = func.pg_catalog.aclexplode(_SCHEMAS.c.nspacl).table_valued("grantee", "privilege_type", name="granted")
+    searched = _SCHEMAS.c.nspname == any_(func.pg_catalog.current_schemas(true()))
+    may_create = and_(granted.c.privilege_type == "CREATE", granted.c.grantee != _SCHEMAS.c.nspowner)
+    trusted = func.coalesce(or_(_ROLES.c.rolsuper, _ROLES.c.rolname == func.current_user()), false())
+    return (
+        select(_SCHEMAS.c.nspname, _ROLES.c.rolname)
+        .select_from(_SCHEMAS.join(granted, true()).outerjoin(_ROLES, _ROLES.c.oid == granted.c.grantee))
+        .where(searched, may_create, ~trusted)
+        .order_by(_SCHEMAS.c.nspname, _ROLES.c.rolname)
+    )
+
+
+class PostgreSQLPlans(Plans):
+    """Plans from EXPLAIN in JSON format."""
+
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+        if not forced:
+            return _plan(connection, statement)
+        with connection.begin_nested() as savepoint:
+            for way in ("seqscan", "sort", "bitmapscan"):
+                connection.execute(select(func.pg_catalog.set_config(f"enable_{way}", "off", true())))
+            plan = _plan(connection, statement)
+            savepoint.rollback()  # resets the settings
+        return plan
+
+
+def _plan(connection: Connection, statement: Select[Any]) -> QueryPlan:
+    (found,) = explain(connection, "EXPLAIN (FORMAT JSON)", statement).scalar_one()
+    nodes = list(_nodes(found["Plan"]))
+    names = {node["Index Name"] for node in nodes if "Index Name" in node}
+    return QueryPlan(
+        indexes=frozenset(names | partitioned_indexes(connection, names)),
+        sorted=sum(node["Plan Rows"] for node in nodes if "Sort" in node["Node Type"]),
+    )
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+# -- streams the result of one statement from PostgreSQL row by row, through psycopg's wrapper of libpq ---------------
+#
+# Psycopg's cursors either read all rows at once, or do not report how many rows a statement without a result has
+# changed.
+
+_COPY = "COPY FROM STDIN and COPY TO STDOUT need a client that sends or receives the rows: use a SELECT or an INSERT"
+_BYTES = 17
+_READ: Mapping[int, Callable[[str], Any]] = {
+    16: lambda text: text == "t",
+    **dict.fromkeys((20, 21, 23, 26), int),
+    **dict.fromkeys((700, 701), float),
+}
+"""Conversions by type oid; values of other types keep the server's text."""
+
+
+@contextmanager
+def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[StatementResult]:
+    """Execute ``request``; the extended protocol rejects more than one statement."""
+    from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+
+    driver: Any = connection.connection.driver_connection
+    try:
+        with wrapping(connection.dialect, driver, request):
+            driver.pgconn.send_query_params(request.encode(driver.info.encoding), None)
+            driver.pgconn.set_single_row_mode()
+            yield _answer(_results(driver), driver.info.encoding, type_name)
+    finally:
+        if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
+            connection.invalidate()  # the connection does not accept a ROLLBACK
+
+
+def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> StatementResult:
+    first = next(results)
+    columns = [(first.fname(n).decode(encoding), first.ftype(n)) for n in range(first.nfields)]
+    if not columns:
+        for _ in results:
+            pass
+        return StatementResult(None, (), first.command_tuples or 0)
+    return StatementResult([(name, type_name(code)) for name, code in columns], _rows(first, results, encoding), 0)
+
+
+def _rows(first: Any, results: Iterator[Any], encoding: str) -> Iterator[list[Any]]:
+    from psycopg.pq import Escaping  # noqa: PLC0415
+
+    def value(code: int, sent: bytes | None) -> Any:
+        if sent is None:
+            return None
+        if code == _BYTES:
+            return bytes(Escaping().unescape_bytea(sent))
+        return _READ.get(code, str)(sent.decode(encoding, "replace"))
+
+    codes = [first.ftype(n) for n in range(first.nfields)]
+    for result in chain((first,), results):
+        for row in range(result.ntuples):
+            yield [value(code, result.get_value(row, n)) for n, code in enumerate(codes)]
+
+
+def _results(driver: Any) -> Iterator[Any]:
+    """Yield a result for each row, and one for the end."""
+    from psycopg import NotSupportedError  # noqa: PLC0415
+    from psycopg.errors import error_from_result  # noqa: PLC0415
+    from psycopg.pq import ExecStatus  # noqa: PLC0415
+
+    pgconn = driver.pgconn
+    with selectors.DefaultSelector() as selector:
+        selector.register(pgconn.socket, selectors.EVENT_READ)
+        while (result := _next(pgconn, selector)) is not None:
+            if result.status in (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH):
+                raise NotSupportedError(_COPY)
+            if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE):
+                raise error_from_result(result, driver.info.encoding)
+            yield result
+
+
+def _next(pgconn: Any, selector: selectors.BaseSelector) -> Any:
+    """Return the next result.  ``get_result`` alone would block all threads."""
+    while (sends := pgconn.flush()) or pgconn.is_busy():
+        wanted = selectors.EVENT_READ | selectors.EVENT_WRITE if sends else selectors.EVENT_READ
+        selector.modify(pgconn.socket, wanted)
+        selector.select()
+        pgconn.consume_input()
+    return pgconn.get_result()
+
+
+# -- executes SQL tasks with psycopg ----------------------------------------------------------------------------------
+
+
+class PsycopgRequests(Requests):
+    """The common base for PostgreSQL and CockroachDB."""
+
+    request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        setting = func.pg_catalog.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
+        connection.execute(select(setting))
+
+    def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
+        return stream(connection, request, self.type_name)
+
+    def type_name(self, code: Any) -> str:
+        try:
+            from psycopg import adapters  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+        except ImportError:
+            return str(code)
+        known = adapters.types.get(code)
+        return str(code) if known is None else known.name
+
+
+class PostgreSQLRequests(PsycopgRequests):
+    """Ends statements by the process id of their server process."""
+
+    def interruption(self, connection: Connection) -> Interrupt:
+        process = connection.scalar(select(func.pg_catalog.pg_backend_pid()))
+
+        def interrupt(by_force: bool) -> None:
+            end = func.pg_catalog.pg_terminate_backend if by_force else func.pg_catalog.pg_cancel_backend
+            with connection.engine.connect() as other:
+                other.execute(select(end(process)))
+
+        return interrupt
+
+
+# -- the timeouts of the drivers of PostgreSQL and of its server ------------------------------------------------------
+
+_OF_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
+_LIMITS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+_LIMITS_OF_ASYNCPG = {"timeout": 10, "command_timeout": 60}
+_UNSET = (None, "0")
+_UNKNOWN = object()
+_FOREVER = ("0", "0s")
+
+
+class PostgreSQLNetwork(Network):
+    """Drivers that use libpq, which environment variables can also configure, and asyncpg."""
+
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
+        **dict.fromkeys(_OF_LIBPQ, ("connect_timeout",)),
+        "asyncpg": ("timeout",),
+        "pg8000": ("timeout",),
+    }
+
+    def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
+        if driver in _OF_LIBPQ and "PGCONNECT_TIMEOUT" in os.environ:
+            return {}
+        return super().connect_limits(driver, within)
+
+    def driver_advice(self, connection: Any) -> str | None:
+        if getattr(getattr(connection, "_config", None), "command_timeout", _UNKNOWN) is None:  # asyncpg
+            return f"create_async_engine(..., connect_args={_LIMITS_OF_ASYNCPG}), or longer if a statement takes longer"
+        given = _parameters(connection)
+        if given is None or all(given.get(name) not in _UNSET for name in ("keepalives_idle", "tcp_user_timeout")):
+            return None
+        return f"create_engine(..., connect_args={_LIMITS})"
+
+    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+        if "timeout" in limits and hasattr(connection, "_usock"):  # pg8000's socket keeps it
+            connection._usock.settimeout(None)
+
+    def descriptor(self, connection: Any) -> int | None:
+        own = getattr(connection, "_usock", None)  # pg8000
+        if own is not None:
+            return int(own.fileno())
+        transport = getattr(connection, "_transport", None)  # asyncpg
+        return super().descriptor(connection) if transport is None else socket_of(transport)
+
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        if (
+            connection.scalar(select(func.pg_catalog.current_setting("idle_in_transaction_session_timeout")))
+            in _FOREVER
+        ):
+            message = (
+                "idle_in_transaction_session_timeout is not set: a client that disappears during a transaction keeps"
+                " its locks until TCP closes the connection, after two hours by default"
+            )
+            fix = (
+                "ALTER ROLE CURRENT_USER SET idle_in_transaction_session_timeout = '5min', or longer if a handler"
+                " keeps its transaction idle for longer"
+            )
+            yield message, fix
+
+
+def _parameters(connection: Any) -> Mapping[str, Any] | None:
+    """Return the parameters of libpq that were given; ``None`` if the driver does not use it."""
+    info: Any = getattr(connection, "info", None)
+    if not hasattr(info, "get_parameters"):
+        return getattr(info, "dsn_parameters", None)  # psycopg2
+    given: Mapping[str, Any] = info.get_parameters()
+    return given
+
+
+# -- NOTIFY, and LISTEN with the drivers that can wait for notifications ----------------------------------------------
+
+CHANNEL = "sqlqueue"
+"""One channel for all queues: a notification's payload is the name of its queue."""
+
+LISTEN = f"LISTEN {CHANNEL}"
+
+
+class PsycopgListener(Listener):
+    """Listens with psycopg, whose connections can wait for notifications."""
+
+    def listen(self, connection: Any) -> None:
+        connection.autocommit = True
+        connection.execute(LISTEN)
+
+    def news(self, connection: Any, seconds: float) -> Collection[str]:
+        return {notification.payload for notification in connection.notifies(timeout=seconds, stop_after=1)}
+
+    async def listen_async(self, connection: Any) -> None:
+        await connection.set_autocommit(True)
+        await connection.execute(LISTEN)
+
+    async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
+        return {note.payload async for note in connection.notifies(timeout=seconds, stop_after=1)}
+
+
+class Psycopg2Listener(Listener):
+    """Listens with psycopg2, whose connections collect notifications when they are polled."""
+
+    def listen(self, connection: Any) -> None:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(LISTEN)
+
+    def news(self, connection: Any, seconds: float) -> Collection[str]:
+        with DefaultSelector() as arrival:
+            arrival.register(connection, EVENT_READ)
+            connection.poll()  # what was received together with the response to a statement
+            if not connection.notifies and arrival.select(seconds):
+                connection.poll()
+        names = {notification.payload for notification in connection.notifies}
+        connection.notifies.clear()
+        return names
+
+
+class AsyncpgListener(Listener):
+    """Listens with asyncpg, which calls a function with each notification."""
+
+    def __init__(self) -> None:
+        self._names: asyncio.Queue[str] = asyncio.Queue()
+
+    async def listen_async(self, connection: Any) -> None:
+        await connection.add_listener(CHANNEL, self._notified)
+        await connection.execute(LISTEN)  # again: the function above sends nothing if it is listening already
+
+    async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
+        names = set[str]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                names.add(await self._names.get())
+        while not self._names.empty():
+            names.add(self._names.get_nowait())
+        if connection.is_closed():
+            await connection.execute(LISTEN)  # raises the driver's error
+        return names
+
+    def _notified(self, _connection: object, _process: int, _channel: str, name: str) -> None:
+        self._names.put_nowait(name)
+
+
+class PostgreSQLNotifications(Notifications):
+    """NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
+
+    listeners: ClassVar[Mapping[str, type[Listener]]] = {
+        **dict.fromkeys(PSYCOPG, PsycopgListener),
+        "psycopg2": Psycopg2Listener,
+        "asyncpg": AsyncpgListener,
+    }
+
+    def notify(self, connection: Connection, name: str) -> None:
+        driver: Any = connection.connection.driver_connection
+        if connection.dialect.driver in PSYCOPG and _sends_begin_next(driver):
+            _begin_and_notify(connection, driver, name)
+        else:
+            connection.execute(select(func.pg_catalog.pg_notify(CHANNEL, name)))
+
+
+def _sends_begin_next(driver: Any) -> bool:
+    """Return whether psycopg would send a BEGIN before the next statement, with no option but an isolation level."""
+    from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+
+    if driver.autocommit or driver.info.transaction_status != TransactionStatus.IDLE:
+        return False
+    return driver.read_only is driver.deferrable is None
+
+
+def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
+    """Begin the transaction and notify in one round trip; psycopg waits for the response to each BEGIN."""
+    from psycopg.errors import error_from_result  # noqa: PLC0415
+    from psycopg.generators import execute  # noqa: PLC0415
+    from psycopg.pq import ExecStatus  # noqa: PLC0415
+    from psycopg.sql import SQL  # noqa: PLC0415
+
+    level = driver.isolation_level
+    begin = "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+    request = begin.encode() + SQL("; SELECT pg_catalog.pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
+    try:
+        with wrapping(connection.dialect, driver):
+            driver.pgconn.send_query(request)
+            answer = driver.wait(execute(driver.pgconn))
+            if connection.dialect.is_async:
+                from sqlalchemy.util import await_only  # noqa: PLC0415
+
+                answer = await_only(answer)
+            for result in answer:
+                if result.status == ExecStatus.FATAL_ERROR:
+                    raise error_from_result(result, driver.info.encoding)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            connection.invalidate(error)  # a rollback would fail
+        raise
+
+
+# -- postgreSQL's parts -----------------------------------------------------------------------------------------------
+
+
+class PostgreSQL(Adapter):
+    """PostgreSQL 12 and newer."""
+
+    def __init__(self) -> None:
+        product = Product(dialect="postgresql", name="PostgreSQL", minimum=(12,), needed="AS MATERIALIZED")
+        super().__init__(
+            product,
+            types=PostgreSQLTypes(),
+            locking=PostgreSQLLocking(PostgreSQLKeys()),
+            claims=PostgreSQLClaims,
+            inserts=PostgreSQLInserts(product),
+            transactions=PostgreSQLTransactions(product),
+            errors=PostgreSQLErrors(),
+            schema=PostgreSQLSchema(),
+            server=PostgreSQLServer(product),
+            plans=PostgreSQLPlans(),
+            notifications=PostgreSQLNotifications(),
+            requests=PostgreSQLRequests(),
+            network=PostgreSQLNetwork(),
+        )

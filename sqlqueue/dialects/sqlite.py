@@ -1,0 +1,505 @@
+"""SQLite 3.35 and newer."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Insert,
+    Integer,
+    Select,
+    Table,
+    cast,
+    column,
+    false,
+    func,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy import table as source
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy.exc import DatabaseError, DBAPIError, NotSupportedError, OperationalError, ProgrammingError, SAWarning
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateColumn
+from sqlalchemy.types import TypeEngine
+
+from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
+from ..sql.rows import UniqueBy
+from ..sql.selection import Pick
+from .base import Adapter
+from .connections import READ_COMMITTED, Errors, Interrupt, Network, Requests, StatementResult, Transactions
+from .inspection import LiveIndex, Plans, QueryPlan, Schema, Server, Types, explain, read_only
+from .naming import Product
+from .statements import Claims, Inserts, Keys, Locking, Replacement, Taking, Unreadable, on_conflict
+
+# -- selects rows by primary key on SQLite ----------------------------------------------------------------------------
+
+
+class SQLiteKeys(Keys):
+    """Avoids lists of tuples, which do not use an index, and expressions more than 1,000 levels deep."""
+
+    tuples: ClassVar[bool] = False
+    batch: ClassVar[int] = 500
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
+            return self.rows_in(spec, spec.primary_key, keys)  # more ORs would exceed the expression depth
+        return super().key_in(spec, keys)
+
+
+# -- locks on SQLite, where the only lock is that of the writer -------------------------------------------------------
+
+
+class SQLiteLocking(Locking):
+    """No row locks: there is one writer."""
+
+    one_writer: ClassVar[bool] = True
+    passes_over: ClassVar[bool] = True
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        key = pick.spec.primary_key
+        # primary key columns can be NULL unless declared otherwise, and such a row cannot be selected by its key
+        named = () if len(key) == 1 and isinstance(key[0].type, Integer) else (part.is_not(None) for part in key)
+        return pick.select(*columns).where(*named).limit(pick.limit)
+
+
+# -- the types of columns on SQLite, and its clock --------------------------------------------------------------------
+
+_MOMENT: ColumnElement[str] = literal_column("'%Y-%m-%d %H:%M:%f000'")
+"""The format in which SQLAlchemy stores times; the clock has milliseconds."""
+_NOW: ColumnElement[str] = literal_column("'now'")
+
+_SECONDS = len("2026-01-01 00:00:00")
+
+
+class SQLiteTypes(Types):
+    """Times as text in UTC, and INTEGER keys, the only ones that SQLite generates."""
+
+    serial: ClassVar[TypeEngine[Any] | None] = Integer()
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        if seconds is None:
+            return func.strftime(_MOMENT, _NOW)
+        return func.strftime(_MOMENT, _NOW, func.printf(literal_column("'%+.6f seconds'"), seconds))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return _since_epoch(later) - _since_epoch(earlier)
+
+
+def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return a time in microseconds since the epoch.  SQLite's functions would round to milliseconds or seconds."""
+    whole = cast(func.strftime("%s", func.substr(moment, 1, _SECONDS)), BigInteger)
+    fraction = cast(func.substr(moment, _SECONDS + 2), BigInteger)
+    return whole * literal_column("1000000") + fraction
+
+
+# -- SQLite's result codes --------------------------------------------------------------------------------------------
+
+
+class SQLiteErrors(Errors):
+    """Extended result codes, which contain the primary code in the lowest byte."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            # busy, locked
+            transient=(5, 6),
+            # disk error, disk full, cannot be opened
+            outages=(10, 13, 14),
+            duplicates=(1555, 2067),
+            references=(787, 1811),  # 1811 with ON DELETE RESTRICT
+        )
+
+    def code(self, error: DBAPIError) -> Any:
+        return getattr(error.orig, "sqlite_errorcode", None)
+
+    def codes(self, error: DBAPIError) -> Collection[int]:
+        code = self.code(error) or 0
+        return (code, code & 0xFF)
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        return any(code in self.outages for code in self.codes(error))
+
+
+# -- transactions on SQLite, which has one writer ---------------------------------------------------------------------
+
+_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|REPLACE|WITH|BEGIN\s+(IMMEDIATE|EXCLUSIVE))\b", re.IGNORECASE)
+
+
+class SQLiteTransactions(Transactions):
+    """Transactions are serializable, which is harmless with one writer."""
+
+    def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
+        """Become the writer; wait for the current one as long as the driver's timeout allows.
+
+        A transaction that starts by reading would have to be upgraded later, which SQLite rejects at once if another
+        transaction has written in the meantime.
+        """
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        elif fresh:
+            # the driver (autocommit=False) or a savepoint has begun a transaction that does not write yet: an UPDATE
+            # of no rows upgrades it
+            connection.execute(update(spec.table).where(false()).values({spec["status"]: spec["status"]}))
+
+    def single_writer(self, engine: Engine) -> Hashable | None:
+        return None if engine.url.database is None else os.path.realpath(engine.url.database)
+
+    def begins_to_write(self, statement: str) -> bool:
+        return _WRITES.match(statement) is not None
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction
+        return nullcontext()
+
+    def level(self, source: Engine | Connection) -> str | None:
+        """Return a harmless level, whatever is configured: with one writer, serializable transactions are harmless."""
+        return READ_COMMITTED
+
+    def present_level(self, connection: Connection) -> str | None:
+        """Return the same level for drivers that autocommit, because the claim begins the transaction itself."""
+        return self.level(connection)
+
+
+# -- claims on SQLite: whether one would have to wait, and whether a row's numbers are numbers ------------------------
+
+
+class SQLiteClaims(Claims):
+    """Claims on SQLite, where the lock of a row is the lock of the whole database."""
+
+    def is_free(self, session: Session, pick: Pick) -> bool:
+        connection = session.connection(pick.spec.bind_arguments)
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
+
+    def _load(self, session: Session, taking: Taking, identities: Sequence[Identity]) -> list[Any]:
+        """Load the instances, but for rows whose numbers are texts; an assignment makes numbers of them."""
+        tasks = super()._load(session, taking, identities)
+        return tasks if taking.assignments else [task for task in tasks if _is_counted(session, taking, task)]
+
+
+def _is_counted(session: Session, taking: Taking, task: Any) -> bool:
+    """Return whether the numbers of a task are numbers; if not, its row cannot be read."""
+    spec = taking.pick.spec
+    for role in ("attempt", "claim_token"):
+        value = getattr(task, spec.attributes[role])
+        if not isinstance(value, int):
+            error = TypeError(f"{role} is {value!r}, which is not an integer")
+            taking.unreadable.append(Unreadable(spec.identity_of(task), error))
+            session.expunge(task)
+            return False
+    return True
+
+
+# -- upserts on SQLite ------------------------------------------------------------------------------------------------
+
+
+class SQLiteInserts(Inserts):
+    """Upserts with ON CONFLICT."""
+
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        return on_conflict(insert(spec.table), by, replace)
+
+
+# -- code for revisions that changes the defaults of columns on SQLite, which has no statement for it -----------------
+#
+# A copy of the table, as in Alembic's batch mode, is no substitute. It ends with a DROP TABLE, which deletes or
+# changes the rows that refer to the table, and foreign keys cannot be disabled within a transaction. It also loses
+# triggers, indexes on expressions, CHECK constraints and collations. SQLite's documentation describes another way: to
+# edit the definition, which the database stores as text (https://www.sqlite.org/lang_altertable.html#otheralter).
+
+DEFINITION_DIALECT = "sqlite"
+_DIALECT = sqlite.dialect()
+_QUOTE = _DIALECT.identifier_preparer.quote
+
+# rows that are older than a column store no value for it, and have the column's present default
+_CODE = """\
+# SQLite cannot change a default, and a copy of the table would lose rows that refer to it, triggers and more. So each
+# row is written, without triggers, which keeps its values, and then the table's stored definition is edited.
+if {op}get_context().as_sql:
+    raise NotImplementedError({offline!r})
+bind = {op}get_bind()
+triggers = bind.exec_driver_sql({triggers!r}).all()
+for drop, _ in triggers:
+    bind.exec_driver_sql(drop)
+bind.exec_driver_sql({write!r})
+for _, create in triggers:
+    bind.exec_driver_sql(create)
+columns = bind.exec_driver_sql({columns!r}).all()
+definition = bind.exec_driver_sql({definition!r}).scalar_one()
+defaults = {defaults!r}
+for name, *_, live in columns:
+    if name in defaults:
+        pattern = r'(?is)([\\s,(]["`\\[]?%s["`\\]]?\\s[^,]*?)\\sDEFAULT\\s*(\\()?%s(?(2)\\s*\\))(?!\\w)'
+        clause = '' if defaults[name] is None else f' DEFAULT ({{defaults[name]}})'
+        pattern %= re.escape(name), re.escape(str(live))
+        definition = re.sub(pattern, lambda found: found[1] + clause, definition, count=1)
+version = bind.exec_driver_sql({version!r}).scalar_one()
+bind.exec_driver_sql('PRAGMA writable_schema = ON')
+bind.exec_driver_sql({edit!r}, (definition,))
+bind.exec_driver_sql({version!r} + f' = {{version + 1}}')
+bind.exec_driver_sql('PRAGMA writable_schema = RESET')
+meant = [(name, *rest, defaults.get(name, live)) for name, *rest, live in columns]
+missing = defaults.keys() - {{name for name, *_ in columns}}
+if missing or meant != list(map(tuple, bind.exec_driver_sql({columns!r}))):
+    raise RuntimeError({failed!r})"""
+
+
+def setting_defaults(op: str, table: Table, columns: Sequence[Column[object]]) -> str:
+    """Return the code that gives ``columns`` of ``table`` their declared defaults, for a revision that imports ``re``.
+
+    ``op`` is the prefix of Alembic's operations.  The code raises an error if the result is not as intended, and relies
+    on the transaction to undo it.
+    """
+    schema = "" if table.schema is None else f"{_QUOTE(table.schema)}."
+    of_table = "{} = " + _literal(table.name) + " COLLATE NOCASE"
+    master, written = f"{schema}sqlite_master", _QUOTE(columns[0].name)
+    named = ", ".join(map(_literal, filter(None, (table.name, table.schema))))
+    drop, create = _literal(f'DROP TRIGGER {schema}"'), _literal(f"CREATE TRIGGER {schema}")
+    what = f"the defaults of {', '.join(column.name for column in columns)} in {table.fullname}"
+    return _CODE.format(
+        op=op,
+        offline=f"changing {what} on SQLite needs a connection: run the upgrade without --sql",
+        triggers=f"SELECT {drop} || replace(name, '\"', '\"\"') || '\"', {create} || substr(sql, 16)"
+        f" FROM {master} WHERE type = 'trigger' AND {of_table.format('tbl_name')}",
+        write=f"UPDATE {schema}{_QUOTE(table.name)} SET {written} = {written}",
+        columns=f'SELECT name, type, "notnull", pk, hidden, dflt_value FROM pragma_table_xinfo({named})',
+        definition=f"SELECT sql FROM {master} WHERE type = 'table' AND {of_table.format('name')}",
+        defaults={column.name: _default(column) for column in columns},
+        version=f"PRAGMA {schema}schema_version",
+        edit=f"UPDATE {master} SET sql = ? WHERE type = 'table' AND {of_table.format('name')}",
+        failed=f"cannot change {what}: the definition of the table is unusual. Nothing is changed",
+    )
+
+
+def _default(column: Column[object]) -> str | None:
+    """Return a default as the database reports it: an expression without its parentheses."""
+    compiled = CreateColumn(Column("x", Integer(), server_default=column.server_default)).compile(dialect=_DIALECT)
+    _, _, default = str(compiled).partition(" DEFAULT ")
+    return (default[1:-1] if default.startswith("(") else default) or None
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# -- reads indexes and defaults from a SQLite database ----------------------------------------------------------------
+
+
+class SQLiteSchema(Schema):
+    """Reads with PRAGMA what SQLAlchemy does not reflect."""
+
+    partial_index: ClassVar[str | None] = "sqlite_where"
+    alters_defaults: ClassVar[bool] = False
+    lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
+
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        with warnings.catch_warnings():
+            # no queue needs an index on an expression
+            skipped = "Skipped unsupported reflection of expression-based index"
+            warnings.filterwarnings("ignore", skipped, SAWarning)
+            return super().live_indexes(connection, table)
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        found: set[tuple[Any, str]] = set()
+        for index in reflected:
+            schema = connection.schema_for_object(table)
+            where = [index["name"], *([schema] if schema else [])]
+            term = func.pragma_index_xinfo(*where).table_valued("name", "desc")
+            found.update(
+                (index["name"], name) for name in connection.scalars(select(term.c.name).where(term.c.desc == 1))
+            )
+        return found
+
+    def index_names(self, connection: Connection, table: Table) -> Collection[str]:
+        schema = connection.schema_for_object(table)
+        named = func.pragma_index_list(table.name, *([schema] if schema else [])).table_valued("name")
+        return connection.scalars(select(named.c.name)).all()
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
+        names = ("type", "name", "tbl_name")
+        master = source("sqlite_master", *map(column, names), schema=connection.schema_for_object(table))
+        mine = (master.c.type == "trigger") & (func.lower(master.c.tbl_name) == func.lower(table.name))
+        return connection.scalars(select(master.c.name).where(mine)).all()
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify writing each row
+        return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
+
+
+# -- query plans on SQLite --------------------------------------------------------------------------------------------
+
+
+class SQLitePlans(Plans):
+    """Plans from EXPLAIN QUERY PLAN."""
+
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+        if forced:
+            return None
+        steps = explain(connection, "EXPLAIN QUERY PLAN", statement).scalars("detail").all()
+        used = (step.partition(" INDEX ")[2].partition(" ")[0] for step in steps)
+        return QueryPlan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
+
+
+# -- checks of the database file --------------------------------------------------------------------------------------
+
+
+class SQLiteServer(Server):
+    """A database file."""
+
+    def absent(self, url: URL) -> str | None:
+        path = url.database
+        if not path or path == ":memory:" or path.startswith("file:") or os.path.exists(path):
+            return None
+        return f"the file {path} does not exist"
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        if connection.exec_driver_sql("PRAGMA query_only").scalar():
+            yield read_only("query_only is set on this connection", "set PRAGMA query_only to off")
+        (path, *_) = connection.exec_driver_sql("PRAGMA database_list").scalars("file")
+        if not path or connection.engine.url.query.get("vfs") == "memdb":
+            return  # in memory
+        if connection.engine.url.query.get("mode") == "ro":
+            yield read_only("the URL says mode=ro", "leave it out")
+        for needed in (path, os.path.dirname(path)):  # the journal is a file in the same directory
+            if not os.access(needed, os.W_OK):
+                yield read_only(f"{needed} is not writable", "give this user write permission")
+        if (mode := connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()) != "wal":
+            yield Finding(
+                severity=Severity.WARNING,
+                code="journal-mode",
+                message=f"the journal mode is {mode}, in which readers block claims, and claims block readers",
+                fix="run once, with any SQLite client: PRAGMA journal_mode = WAL",
+            )
+
+    def unindexed_reference(self, connection: Connection) -> str | None:
+        is_enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar()
+        return super().unindexed_reference(connection) if is_enforced else None
+
+
+# -- executes SQL tasks on SQLite, with a time limit ------------------------------------------------------------------
+
+_INSTRUCTIONS = 10_000
+"""Instructions of SQLite's virtual machine between two calls of a progress handler: well under a millisecond."""
+_BEYOND_THE_CONNECTION = frozenset(
+    {
+        # of the file, for all programs
+        *("journal_mode", "schema_version", "writable_schema"),
+        # of all connections of this process
+        *("data_store_directory", "hard_heap_limit", "soft_heap_limit", "temp_store_directory"),
+    }
+)
+"""PRAGMAs with an effect on others."""
+
+
+class SQLiteRequests(Requests):
+    """Interrupts statements from another thread, reads text that is not valid UTF-8, and opens no files but the
+    database's own."""
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        """Limit the time of all statements together until :meth:`lift_limit`."""
+        end = time.monotonic() + timeout.total_seconds()
+        _set_progress_handler(connection, lambda: time.monotonic() > end)
+
+    def lift_limit(self, connection: Connection) -> None:
+        _set_progress_handler(connection, None)
+
+    def interruption(self, connection: Connection) -> Interrupt:
+        driver: Any = connection.connection.driver_connection
+        return lambda _: driver.interrupt()
+
+    @contextmanager
+    def answer(self, connection: Connection, request: str) -> Iterator[StatementResult]:
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = lambda text: text.decode(errors="replace")  # stored text can be any bytes
+        refused: list[str] = []
+        driver.set_authorizer(partial(_authorize, refused))
+        try:
+            with super().answer(connection, request) as answer:
+                yield answer
+        except sqlite3.Warning as error:  # several statements, before Python 3.12
+            raise ProgrammingError(request, None, error) from error
+        except DatabaseError as error:
+            if not refused:
+                raise
+            reason = sqlite3.NotSupportedError(f"a request cannot use {refused[0]}")
+            raise NotSupportedError(request, None, reason) from error
+
+
+def _authorize(refused: list[str], action: int, name: str | None, setting: str | None, *_: object) -> int:
+    """Refuse an action that opens another file, as ATTACH and VACUUM INTO do, or has an effect on others."""
+    if action == sqlite3.SQLITE_ATTACH and name != "":  # VACUUM attaches a temporary database, which has no name
+        refused.append("ATTACH or VACUUM INTO, which open files of the worker's host")
+    elif action == sqlite3.SQLITE_PRAGMA and setting is not None and str(name).lower() in _BEYOND_THE_CONNECTION:
+        refused.append(f"PRAGMA {name}, which affects others")
+    else:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _set_progress_handler(connection: Connection, handler: Callable[[], bool] | None) -> None:
+    adapted: Any = connection.connection.dbapi_connection
+    if hasattr(adapted, "run_async"):  # the asyncio driver uses its own thread
+        adapted.run_async(lambda driver: driver.set_progress_handler(handler, _INSTRUCTIONS))
+    else:
+        adapted.set_progress_handler(handler, _INSTRUCTIONS)
+
+
+# -- SQLite has no network --------------------------------------------------------------------------------------------
+
+
+class SQLiteNetwork(Network):
+    """No network: on SQLite, a call waits only for another writer, until the driver's timeout."""
+
+    is_there: ClassVar[bool] = False
+
+
+# -- SQLite's adapter -------------------------------------------------------------------------------------------------
+
+
+class SQLite(Adapter):
+    """SQLite.  It allows one writer at a time, so a claim becomes the writer before it reads, and locks no rows."""
+
+    def __init__(self) -> None:
+        product = Product(dialect="sqlite", name="SQLite", minimum=(3, 35), needed="RETURNING")
+        super().__init__(
+            product,
+            types=SQLiteTypes(),
+            locking=SQLiteLocking(SQLiteKeys()),
+            claims=SQLiteClaims,
+            inserts=SQLiteInserts(product),
+            transactions=SQLiteTransactions(product),
+            errors=SQLiteErrors(),
+            schema=SQLiteSchema(),
+            server=SQLiteServer(product),
+            plans=SQLitePlans(),
+            requests=SQLiteRequests(),
+            network=SQLiteNetwork(),
+        )

@@ -1,0 +1,753 @@
+"""What an engine does with rows: it selects and locks them by key or in order, writes them, claims and inserts them."""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Delete,
+    Insert,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    insert,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.util import identity_key
+from sqlalchemy.sql.base import ExecutableOption
+
+from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
+from .._support.texts import clear_frames
+from ..queue.spec import Criterion, Identity, QueueSpec, Where
+from ..sql.rows import Assignment, UniqueBy, remove, utcnow, write
+from ..sql.selection import Pick
+from .connections import Errors
+from .naming import Product
+
+# -- selects rows by their primary keys, or by the values of other columns --------------------------------------------
+
+R = TypeVar("R")
+ByKey: TypeAlias = Any
+"""A Select, an Update or a Delete; functions return the same kind that they receive."""
+_KEY = "sqlqueue_key_{}_{}"
+KEYS = "sqlqueue_keys"
+MANY = 0
+ROWS = "sqlqueue_rows"
+
+
+class Keys:
+    """Selects rows by primary key, inline or by bind parameters."""
+
+    batch: ClassVar[int] = 5_000
+    """The maximum number of keys in one statement, regardless of their number of columns."""
+    tuples: ClassVar[bool] = True
+    """Whether a list of tuples uses an index."""
+    pads: ClassVar[bool] = False
+    """Whether the server keeps a plan for each text, so that lists should have few different lengths."""
+    names_rows: ClassVar[bool] = True
+    """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        """Return the criterion of rows with these primary keys, which may be more than :meth:`most`."""
+        if len(keys) > self.most(spec):
+            return or_(*(self.key_in(spec, some) for some in self.batches(spec, keys)))
+        if len(keys) == 1:
+            return spec.key(keys[0])  # MariaDB scans the table for a list of one tuple
+        keys = self.padded(spec, keys)
+        if len(spec.primary_key) == 1:
+            return spec.primary_key[0].in_([key for (key,) in keys])
+        return tuple_(*spec.primary_key).in_(keys) if self.tuples else or_(*map(spec.key, keys))
+
+    def one_of(self, spec: QueueSpec, column: ColumnElement[Any], values: Sequence[Any]) -> Criterion:
+        """Return the criterion of rows whose ``column`` has one of ``values``, which may be more than :meth:`most`."""
+        if len(values) <= self.most(spec):
+            return column.in_(self.padded(spec, values))
+        # as literals: a statement may repeat the condition, and every engine limits the number of parameters
+        parts = self.batches(spec, values)
+        lists = (bindparam(None, some, column.type, expanding=True, literal_execute=True) for some in parts)
+        return or_(*(column.in_(each) for each in lists))
+
+    def named_for(self, spec: QueueSpec, count: int) -> int:
+        """Return the number of keys to build a statement for, or ``MANY`` if one parameter holds all."""
+        return self._length(spec, count) if count == 1 or not (self.tuples or len(spec.primary_key) == 1) else MANY
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        """Return :meth:`key_in` for the number that :meth:`named_for` returns, with parameters :meth:`key_names`."""
+        if count != MANY:
+            return or_(*(spec.key(names_of(spec, number)) for number in range(count)))
+        if len(spec.primary_key) == 1:
+            (column,) = spec.primary_key
+            return column.in_(bindparam(KEYS, type_=column.type, expanding=True))
+        return tuple_(*spec.primary_key).in_(bindparam(KEYS, expanding=True))
+
+    def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
+        """Return the parameters of :meth:`keys_named`."""
+        keys = self.padded(spec, keys)
+        if self.named_for(spec, len(keys)) != MANY:
+            return {_KEY.format(number, n): part for number, key in enumerate(keys) for n, part in enumerate(key)}
+        return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
+
+    def rows_in(
+        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
+    ) -> Criterion:
+        """Return the criterion of rows whose ``columns`` have the values of one of ``rows``.
+
+        Without ``rows``, :meth:`row_names` returns the parameters.  The criterion does not have to use an index.
+        """
+        padded = None if rows is None else self.padded(spec, rows)
+        given: BindParameter[Any] = bindparam(ROWS if rows is None else None, padded, expanding=True)
+        return tuple_(*columns).in_(given)
+
+    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
+        """Return the parameters of :meth:`rows_in`."""
+        return {ROWS: self.padded(spec, rows)}
+
+    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
+        """Return ``statement``, which selects rows by primary key, changed so that it reads and waits for no other
+        rows."""
+        return statement
+
+    def most(self, spec: QueueSpec) -> int:
+        """Return the maximum number of keys of this queue in one statement."""
+        return self.batch
+
+    def padded(self, spec: QueueSpec, items: Sequence[R]) -> Sequence[R]:
+        """Return ``items`` with the last one repeated up to the next power of two, if the engine needs that."""
+        missing = self._length(spec, len(items)) - len(items)
+        return (*items, *[items[-1]] * missing) if missing else items
+
+    def _length(self, spec: QueueSpec, count: int) -> int:
+        return max(count, min(1 << (count - 1).bit_length(), self.most(spec))) if self.pads and count else count
+
+    def batches(self, spec: QueueSpec, items: Sequence[R]) -> Iterator[Sequence[R]]:
+        """Split ``items`` into parts that fit into one statement."""
+        size = self.most(spec)
+        for start in range(0, len(items), size):
+            yield items[start : start + size]
+
+
+def names_of(spec: QueueSpec, number: int) -> Identity:
+    """Return the parameters of one of the keys of :meth:`Keys.keys_named`."""
+    columns = enumerate(spec.primary_key)
+    return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
+
+
+# -- builds the statements that lock rows. Nothing here executes them -------------------------------------------------
+
+
+class Locking(ABC):
+    """Decides which rows a statement locks, and which it skips."""
+
+    passes_over: ClassVar[bool] = False
+    """Whether a statement that writes can skip locked rows, or never encounters any."""
+    one_writer: ClassVar[bool] = False
+    """Whether the engine allows one writer at a time, so that claims wait for each other."""
+    orders_freely: ClassVar[bool] = True
+    """Whether rows are locked after the sort, so that an order without an index is slow but locks nothing else."""
+    counts: ClassVar[bool] = True
+    """Whether the driver's row count tells whether an UPDATE or DELETE of one row has changed it.
+
+    It then replaces RETURNING, whose result takes the client longer to read.
+    """
+    sweeps_by_key: ClassVar[bool] = False
+    """Whether statements that change any number of rows must first read their keys, and then change them by key."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+
+    @abstractmethod
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the SELECT that locks exactly the rows of ``pick`` that are not locked, and returns these columns.
+
+        Most engines use :func:`skip_locked`.
+        """
+
+    def is_served(self, pick: Pick) -> bool:
+        """Return whether :meth:`picking` locks only the rows of ``pick``; otherwise they are read before locking."""
+        return pick.divided is None
+
+    def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
+        """Return how many of ``keys``, starting with the first, a statement with a limit can name.
+
+        It then locks them in this order, and no more of them than the limit.
+        """
+        return 0
+
+    def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the SELECT that reads these columns of the rows of ``pick``, locked or not, without locking.
+
+        It reads no others ahead of them, in any part.
+        """
+        return pick.merged(lambda part, wanted: self.along(part, part.select(*wanted).limit(part.limit)), columns)
+
+    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading``, which reads rows of an undivided ``pick`` in order, with a hint to use the pick's index.
+
+        Without one, a planner may read and sort many rows to return the first.
+        """
+        return self.advising(pick.spec, pick.index, reading)
+
+    def advising(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading`` with a hint to use this index, which need not exist, where a planner ignores limits."""
+        return reading
+
+    def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the statement with which a claim finds the rows of ``pick``."""
+        return self.picking(pick, *columns) if self.is_served(pick) else self.looking(pick, *columns)
+
+    def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
+        """Return the SELECT that locks rows selected by primary key; unless it ``waits``, it skips locked rows."""
+        matching = select(*spec.primary_key).where(*criteria)
+        locking: Select[Any] = self.keys.by_key(spec, matching.with_for_update(skip_locked=not waits))
+        return locking
+
+    def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return :meth:`picking` for rows selected by primary key."""
+        most = self.keys.most(spec)
+        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=most, index=None, exact=True)
+        return self.picking(pick, *columns)
+
+    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        """Return ``named`` restricted to rows that are not locked, if the engine can express it in one statement."""
+        return named
+
+    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        """Return the SELECT of ``count`` instances by key parameters.
+
+        ``latest``: the rows were only locked, not written to, so the SELECT must read their latest versions.
+        """
+        return select(spec.entity).where(self.keys.keys_named(spec, count))
+
+    def returns(self, spec: QueueSpec) -> bool:
+        """Return whether UPDATE and DELETE of this queue's table support RETURNING."""
+        return True
+
+
+def skip_locked(pick: Pick, *columns: ColumnElement[Any], key_share: bool = False) -> Select[Any]:
+    """Return :meth:`.Locking.picking` for engines with SKIP LOCKED that lock only the rows that they return."""
+    return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True, key_share=key_share)
+
+
+# -- executes statements on rows. The parts for locking and keys contain everything that depends on the engine --------
+
+OTHERS = 16
+"""The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
+FURTHER = 8
+"""The factor by which a claim increases the number of rows that it reads whenever it did not get enough."""
+Parameters: TypeAlias = Mapping[str, Any]
+
+
+class Unreadable(NamedTuple):
+    """A row that cannot be read: one of its values, or an event of its instance, raises an error."""
+
+    identity: Identity
+    error: Exception
+
+
+class Rows:
+    """Locks, changes, reads and loads rows, in the same way on all engines."""
+
+    def __init__(self, locking: Locking, errors: Errors) -> None:
+        self.locking = locking
+        self.errors = errors
+        self._keys = locking.keys
+
+    def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
+        """Lock the rows of ``pick`` with one statement; return their primary keys, in order."""
+        locking = pick.made.get((self, "lock"), lambda: self.locking.picking(pick, *pick.spec.primary_key))
+        return self.keys(session, pick.spec, locking)
+
+    def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
+        """Do the work of :meth:`lock_picked` by primary key: read rows without locks, then lock some until there are
+        enough.
+
+        If other transactions have locked too many of the rows, more are read.
+        """
+        found, seen = list[Identity](), set[Identity]()
+        number = pick.limit + OTHERS
+        while True:
+            # a separate statement: MariaDB raises error 1020 if the snapshot is older than the locks
+            candidates = self.look(session, pick, number)
+            found += self._lock_first(session, pick, [key for key in candidates if key not in seen], len(found))
+            if len(found) == pick.limit or len(candidates) < number:
+                return found
+            seen.update(candidates)
+            number *= FURTHER
+
+    def look(self, session: Session, pick: Pick, number: int) -> list[Identity]:
+        """Return the primary keys of the first ``number`` rows of ``pick``, locked or not."""
+        if pick.divided is not None and (keys := self._look_at_all(session, pick, number)) is not None:
+            return keys
+        make = partial(self.locking.looking, replace(pick, limit=number), *pick.spec.primary_key)
+        found = self.keys(session, pick.spec, pick.made.get((self, "look", number), make))
+        return list(dict.fromkeys(found))  # a collation may consider two of the listed values to be equal
+
+    def _look_at_all(self, session: Session, pick: Pick, number: int) -> list[Identity] | None:
+        """Return the result of :meth:`look`, read from the whole queue; ``None`` if rows of other parts are among the
+        first. Only then are the parts read one after another, which takes longer.
+        """
+        whole, column, values = pick.undivided()
+        make = partial(self.locking.looking, replace(whole, limit=number), *pick.spec.primary_key, column)
+        rows = self.execute(session, pick.spec, pick.made.get((self, "look at all", number), make)).all()
+        return [tuple(row[:-1]) for row in rows] if values.issuperset(row[-1] for row in rows) else None
+
+    def _lock_first(self, session: Session, pick: Pick, keys: Sequence[Identity], before: int) -> list[Identity]:
+        """Lock the first of ``keys`` that are free and still match, up to the limit of ``pick``, of which ``before``
+        are locked."""
+        found = list[Identity]()
+        while keys and (room := pick.limit - before - len(found)):
+            size = min(max(room, self.locking.locked_in_order(pick.spec, keys)), self._keys.most(pick.spec))
+            some, keys = keys[:size], keys[size:]
+            found += self.lock_keys(session, pick, some, room)
+        return found
+
+    def lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
+        """Lock the ``keys`` that are not locked and still match, at most ``room``; return them."""
+        spec, count = pick.spec, self._keys.named_for(pick.spec, len(keys))
+        limit = room if room < len(keys) else None
+        make = partial(self._naming, pick, count, limit)
+        locking = pick.made.get((self, "name", count, limit), make)
+        locked = set(self.keys(session, spec, locking, self._keys.key_names(spec, keys)))
+        return [key for key in keys if key in locked]
+
+    def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
+        keys = self._keys.keys_named(pick.spec, count)
+        return self.locking.named(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
+
+    def load(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        identities: Sequence[Identity],
+        options: Sequence[ExecutableOption] = (),
+        *,
+        latest: bool = False,
+        unreadable: list[Unreadable] | None = None,
+    ) -> list[Any]:
+        """Load the instances of ``identities``, in that order.  ``latest``: the rows were only locked, not written.
+
+        Rows that cannot be read are added to ``unreadable``, if it is given, and do not keep the others from being
+        loaded.
+        """
+        read = partial(self._read, session, spec, options, latest=latest)
+        found: dict[Identity, Any] = {}
+        for keys in self._keys.batches(spec, identities):
+            try:
+                found.update(read(keys))
+            except Exception as error:
+                if unreadable is None or not self.errors.is_of_row(error):
+                    raise
+                forget_unfinished(session, spec, keys, error)
+                found.update(self._read_each(session, keys, read, unreadable))
+        broken = {each.identity for each in unreadable or ()}
+        return in_order(spec, found, [key for key in identities if key not in broken] if broken else identities)
+
+    def _read(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        options: Sequence[ExecutableOption],
+        keys: Sequence[Identity],
+        *,
+        latest: bool,
+    ) -> dict[Identity, Any]:
+        count, last = self._keys.named_for(spec, len(keys)), latest and not options
+        statement = spec.made.get((self, "load", count, last), partial(self.locking.loading, spec, count, latest=last))
+        rows = session.scalars(
+            statement.options(*options) if options else statement,
+            self._keys.key_names(spec, keys),
+            execution_options={"populate_existing": True},
+            bind_arguments=spec.bind_arguments,
+        )
+        return {spec.identity_of(task): task for task in rows.unique()}
+
+    def _read_each(
+        self,
+        session: Session,
+        keys: Sequence[Identity],
+        read: Callable[[Sequence[Identity]], Mapping[Identity, Any]],
+        unreadable: list[Unreadable],
+    ) -> dict[Identity, Any]:
+        """Read rows one by one, and add those that cannot be read to ``unreadable``."""
+        found: dict[Identity, Any] = {}
+        for key in keys:
+            before = set(session.identity_map.all_states())
+            try:
+                found.update(read([key]))
+            except Exception as error:
+                if not self.errors.is_of_row(error):
+                    raise
+                for state in session.identity_map.all_states():
+                    if state not in before and (instance := state.obj()) is not None:
+                        session.expunge(instance)
+                clear_frames(error)
+                unreadable.append(Unreadable(key, error))
+        return found
+
+    def values(
+        self, session: Session, spec: QueueSpec, where: Sequence[Where], columns: Sequence[ColumnElement[Any]]
+    ) -> list[Any] | None:
+        """Return the values of these columns of the row that ``where`` selects by primary key, or ``None`` if there is
+        no such row.
+
+        An error stands for a value that cannot be read.
+        """
+        named = select(*columns).select_from(spec.mapper.persist_selectable).where(*where)
+        try:
+            row = self.execute(session, spec, self._keys.by_key(spec, named)).one_or_none()
+        except Exception as error:
+            if not self.errors.is_of_row(error):
+                raise
+            clear_frames(error)
+            if len(columns) == 1:
+                return [error]
+        else:
+            return None if row is None else list(row)
+        each = [self.values(session, spec, where, [column]) for column in columns]
+        return None if None in each else [value for some in each for value in some or ()]
+
+    def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
+        """Delete the rows with these primary keys."""
+        for keys in self._keys.batches(spec, identities):
+            self.execute(session, spec, self._keys.by_key(spec, remove(spec, self._keys.key_in(spec, keys))))
+
+    def change(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None = None,
+        *,
+        waits: bool = True,
+    ) -> set[Identity]:
+        """Execute ``statement``, which selects the rows ``identities``; return those that it changed.
+
+        Unless it ``waits``, its condition comes from :meth:`.Locking.passing_over`.  With ``parameters``, the statement
+        is cached by its caller, and derived statements are cached as well.
+        """
+        if waits and len(identities) == 1 and self.locking.counts:
+            named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
+            return set(identities) if self.count(session, spec, named, parameters) else set()
+        if not self.locking.returns(spec):
+            return self._change_locked(session, spec, statement, identities, parameters, waits=waits)
+        if not waits and not self.locking.passes_over:
+            free = self._free(session, spec, statement, parameters)
+            if not free:
+                return set()
+            if len(free) < len(identities):
+                narrowed = statement.where(self._keys.key_in(spec, free))
+                return set(self.keys(session, spec, self._returning(spec, narrowed), parameters))
+        returning = again(spec, parameters, (self, statement, "returning"), lambda: self._returning(spec, statement))
+        return set(self.keys(session, spec, returning, parameters))
+
+    def _change_locked(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None,
+        *,
+        waits: bool,
+    ) -> set[Identity]:
+        """Do the work of :meth:`change` without RETURNING: lock the matching rows first to learn which will be
+        changed."""
+        named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
+        criterion: Any = statement.whereclause
+        make = partial(self.locking.named, spec, criterion, waits=waits)
+        ours = again(spec, parameters, (self, statement, waits), make)
+        changed = set(self.keys(session, spec, ours, parameters))
+        if changed and len(changed) < len(identities) and not waits:
+            named = named.where(self._keys.key_in(spec, list(changed)))
+        if changed:
+            self.execute(session, spec, named, parameters)
+        return changed
+
+    def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
+        return self._keys.by_key(spec, statement).returning(*spec.primary_key)
+
+    def _free(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
+    ) -> list[Identity]:
+        """Lock the rows of ``statement`` that are not locked; return their primary keys."""
+        criterion: Any = statement.whereclause
+        make = partial(self.locking.picking_named, spec, criterion, *spec.primary_key)
+        locking = again(spec, parameters, (self, statement, "free"), make)
+        return self.keys(session, spec, locking, parameters)
+
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        """Execute ``statement``, which selects any number of rows; return how many it changed."""
+        if not self.locking.sweeps_by_key:
+            return self.count(session, spec, statement)
+        matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
+        found = self._keys.batches(spec, self.keys(session, spec, matching))
+        swept = (statement.where(self._keys.key_in(spec, some)) for some in found)
+        return sum(self.count(session, spec, self._keys.by_key(spec, each)) for each in swept)
+
+    def count(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None = None
+    ) -> int:
+        """Execute ``statement``; return how many rows it changed.
+
+        Raises :class:`.UnsupportedDialectError` if the server does not report it.
+        """
+        changed = self.execute(session, spec, statement, parameters).rowcount
+        if changed < 0:
+            raise UnsupportedDialectError(
+                "the server does not report how many rows a statement has changed, as sessions of SQL Server with"
+                " NOCOUNT do not: SET NOCOUNT OFF on each new connection. Roll back.",
+                dialect=session.get_bind(**spec.bind_arguments).dialect.name,
+                needed="NOCOUNT OFF",
+            )
+        return changed
+
+    def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
+        """Return whether a row satisfies ``criterion``, which selects by primary key or its first column."""
+        found = self._keys.by_key(spec, select(*spec.primary_key).where(criterion))
+        return bool(self.execute(session, spec, found).all())
+
+    def keys(
+        self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None
+    ) -> list[Identity]:
+        """Execute ``statement``, which returns primary keys and possibly other columns after them; return the keys."""
+        width = len(spec.primary_key)
+        return [tuple(row[:width]) for row in self.execute(session, spec, statement, parameters).all()]
+
+    def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
+        """Execute ``statement`` on the engine to which the session binds the queue's table."""
+        result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
+        return cast("CursorResult[Any]", result)
+
+
+def forget_unfinished(session: Session, spec: QueueSpec, keys: Sequence[Identity], error: Exception) -> None:
+    """Remove from the session the instances that ``error`` has left unfinished.
+
+    A session returns an instance that it has without another call of the events that have raised the error. Only the
+    failed call refers to them, and the session itself does so weakly.
+    """
+    clear_frames(error)
+    if any(identity_key(spec.entity, key) in session.identity_map for key in keys):
+        gc.collect()
+
+
+def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
+    """Return the statement that ``make`` builds, cached if it has ``parameters`` and can therefore be reused."""
+    made: R = make() if parameters is None else spec.made.get(key, make)
+    return made
+
+
+def in_order(spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> list[Any]:
+    """Return the values of ``found`` in the order of ``wanted``; raise :class:`.ArgumentError` if one is missing."""
+    hidden = [each for each in wanted if each not in found]
+    if hidden:
+        raise ArgumentError(
+            f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
+            " session hide it, or it is newer than this transaction's snapshot. Roll back."
+        )
+    return [found[each] for each in wanted]
+
+
+# -- claims rows: by default in two steps, which lock rows and then write to them -------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Taking:
+    """The specification of a claim: the rows to lock, and the assignments to write or the deletion."""
+
+    pick: Pick
+    assignments: Sequence[Assignment] = ()
+    parameters: Parameters | None = None
+    """The parameters of the assignments."""
+    delete: bool = False
+    """Whether to delete the rows instead of writing to them."""
+    options: Sequence[ExecutableOption] = ()
+    """The loader options of the instances."""
+    unreadable: list[Unreadable] = field(default_factory=list)
+    """Receives the rows that are taken, but not deleted, and cannot be read."""
+
+
+class Claims:
+    """Executes claims."""
+
+    sizes_named: ClassVar[bool] = False
+    """Whether a claim of named rows is limited to their number, rather than one statement serving any number."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
+        """Lock the rows of ``pick``; return their primary keys, in order.
+
+        ``holds``: the locks are kept as long as a handler runs, so no other row may stay locked.
+        """
+        if self.rows.locking.is_served(pick):
+            return self.rows.lock_picked(session, pick)
+        return self.rows.lock_seen(session, pick)
+
+    def is_free(self, session: Session, pick: Pick) -> bool:
+        """Return whether the row of ``pick`` can be locked at once. The caller must roll the session's transaction
+        back."""
+        return bool(self.lock(session, pick))
+
+    def take(self, session: Session, taking: Taking) -> list[Any]:
+        """Lock the rows, and write the assignments or delete the rows; return the instances, in order.
+
+        Rows that cannot be read are not among them, see :attr:`.Taking.unreadable`.
+        """
+        pick, rows = taking.pick, self.rows
+        spec, keys = pick.spec, rows.locking.keys
+        identities = self.lock(session, pick, holds=not taking.assignments)
+        for some in keys.batches(spec, identities if taking.assignments else ()):
+            count = keys.named_for(spec, len(some))
+            make = partial(self._writing, spec, count, taking.assignments)
+            writing = pick.made.get((self, taking.assignments, count), make)
+            rows.execute(session, spec, writing, {**keys.key_names(spec, some), **(taking.parameters or {})})
+        tasks = self._load(session, taking, identities)
+        if taking.delete:
+            rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
+        return tasks
+
+    def _load(self, session: Session, taking: Taking, identities: Sequence[Identity]) -> list[Any]:
+        """Load the instances of rows that are locked, and written unless they are to be deleted."""
+        spec, latest = taking.pick.spec, not taking.assignments
+        return self.rows.load(session, spec, identities, taking.options, latest=latest, unreadable=taking.unreadable)
+
+    def take_seen(self, session: Session, taking: Taking) -> list[Any]:
+        """Do the work of :meth:`take` for a divided pick, by primary key: read rows without locks, then take some until
+        there are enough.
+
+        For engines where :meth:`take` is one statement, which cannot read the parts in one order and lock as it reads.
+        """
+        pick, found, seen = taking.pick, list[Any](), set[Identity]()
+        number = pick.limit + OTHERS
+        while True:
+            candidates = self.rows.look(session, pick, number)
+            keys = [key for key in candidates if key not in seen]
+            while keys and (room := pick.limit - len(found)):
+                size = min(room, self.rows.locking.keys.most(pick.spec))
+                found += self._take_keys(session, taking, keys[:size])
+                keys = keys[size:]
+            if len(found) == pick.limit or len(candidates) < number:
+                return found
+            seen.update(candidates)
+            number *= FURTHER
+
+    def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
+        """Take the ``keys`` that are not locked and still match, in their order."""
+        pick, by = taking.pick, self.rows.locking.keys
+        spec, number = pick.spec, len(keys)
+        count = number if self.sizes_named else by.named_for(spec, number)
+        named = pick.made.get((self, "named", count), partial(self._named, pick, count))
+        parameters = {**(taking.parameters or {}), **by.key_names(spec, keys)}
+        taken = self.take(session, replace(taking, pick=named, parameters=parameters))
+        found = {spec.identity_of(task): task for task in taken}
+        return [found[key] for key in keys if key in found]
+
+    def _named(self, pick: Pick, count: int) -> Pick:
+        keys = self.rows.locking.keys
+        return pick.named(keys.keys_named(pick.spec, keys.named_for(pick.spec, count)), count or keys.most(pick.spec))
+
+    def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
+        keys = self.rows.locking.keys
+        return keys.by_key(spec, write(spec, keys.keys_named(spec, count), assignments))
+
+
+# -- inserts rows: upserts and bulk protocols -------------------------------------------------------------------------
+
+Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
+"""Takes the values that an insert proposes, by column name; returns the assignments to the existing row."""
+
+Values: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""The parameters of a statement, or of each of its executions."""
+
+
+class Inserts:
+    """Plain INSERT, without an upsert or a bulk protocol."""
+
+    numbers_keys: ClassVar[bool] = True
+    """Whether the server generates integer keys even if the model declares no generator, such as ``Identity()``."""
+    key_before_row: ClassVar[bool] = False
+    """Whether an upsert locks the unique index entry before the row, but completion the row first: they can
+    deadlock."""
+    sends_values_alone: ClassVar[bool] = False
+    """Whether many rows are inserted in one request only if they contain no SQL expressions."""
+
+    drops_blanks: ClassVar[bool] = False
+    """Whether comparisons of text ignore trailing blanks, regardless of the collation."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+
+    def check_keys(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raise :class:`.ConfigurationError` for a row, keyed by attribute name, that would have no key."""
+        for column in () if self.numbers_keys else spec.unnumbered:
+            name = spec.mapper.get_property_by_column(column).key
+            if any(row.get(name) is None for row in rows):
+                advice = "mapped_column(Identity(), primary_key=True), or with FetchedValue() if a trigger fills it in"
+                raise ConfigurationError(
+                    f"{spec.entity.__name__}.{name} has no value, and {self.product.name} generates none: declare"
+                    f" {advice}",
+                    model=spec.entity,
+                )
+
+    def check_blanks(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raise :class:`.ArgumentError` for a primary key that ends in ignored blanks; rows are keyed by attribute
+        name."""
+        for column in spec.primary_key if self.drops_blanks else ():
+            name = spec.mapper.get_property_by_column(column).key
+            for value in (row.get(name) for row in rows):
+                if isinstance(value, str) and value.endswith(" "):
+                    raise ArgumentError(
+                        f"{name}={value!r} ends in a space, which {self.product.name} ignores: it is the same key as"
+                        f" {value.rstrip(' ')!r}"
+                    )
+
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        """Return an INSERT that leaves an existing row with the same key unchanged, or updates it by ``replace``.
+
+        Return ``None`` if the engine has no upsert: the caller then tries an UPDATE first.
+        """
+        return None
+
+    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+        """Return an INSERT, for :meth:`alike_values`, of rows that have the same values in the columns ``same``.  The
+        column ``timed`` gets the time of the statement, by the database's clock.
+        """
+        statement = insert(table).inline()
+        if self.sends_values_alone:
+            return statement  # the column's default gives the time
+        return statement.values({timed: utcnow()})  # a default may be the time of the transaction's start
+
+    def alike_values(self, same: Mapping[str, Any], different: Mapping[str, Sequence[Any]]) -> Values:
+        """Return the parameters of :meth:`alike`: the value of each column in all rows, and its values row by row."""
+        return [{**same, **dict(zip(different, row, strict=True))} for row in zip(*different.values(), strict=True)]
+
+    def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` if the engine
+        has none."""
+        raise ArgumentError(f"{self.product.name} has no COPY: leave out copy=True, and the rows are inserted in bulk")
+
+
+def on_conflict(statement: Any, by: UniqueBy, replace: Replacement | None) -> Insert:
+    """Return ``statement`` with the ON CONFLICT clause of PostgreSQL and SQLite."""
+    target = {"index_elements": list(by.columns), "index_where": by.predicate}
+    if replace is None:
+        leaving: Insert = statement.on_conflict_do_nothing(**target)
+        return leaving
+    values = {column.name: value for column, value in replace(lambda name: statement.excluded[name])}
+    replacing: Insert = statement.on_conflict_do_update(**target, set_=values)
+    return replacing
