@@ -14,8 +14,7 @@ disable it: ``context.configure(autogenerate_plugins=["alembic.autogenerate.*", 
 
 from importlib.metadata import entry_points
 
-from .options import MigrationOptions, verify
-from .plugin import PLUGIN, plugin
+from .plugin import PLUGIN, MigrationOptions, plugin, verify
 
 __all__ = ["PLUGIN", "MigrationOptions", "verify"]
 

@@ -44,7 +44,7 @@ from .operations import (
     is_ours,
     render_item,
 )
-from .options import MigrationOptions, listed, options_in, verify
+from .plugin import MigrationOptions, listed, options_in, verify
 
 # -- columns of a queue that were renamed in the model: revisions rename them too, so that their data is kept ---------
 

@@ -4,8 +4,16 @@ The model of such tasks, their execution with a time limit, and the program that
 """
 
 from .execution import RequestFailed
-from .model import SQLTaskMixin, SQLTaskModels, sql_task_models, sql_task_options
-from .scheduler import SQLTaskDatabase, SQLTaskScheduler, handle_sql_tasks, read_config
+from .scheduler import (
+    SQLTaskDatabase,
+    SQLTaskMixin,
+    SQLTaskModels,
+    SQLTaskScheduler,
+    handle_sql_tasks,
+    read_config,
+    sql_task_models,
+    sql_task_options,
+)
 
 __all__ = [
     "RequestFailed",

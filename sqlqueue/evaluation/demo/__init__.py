@@ -1,4 +1,4 @@
 """``sqlqueue demo``: worker processes index a queue of a folder's files, and one worker is killed.
 
-Read :mod:`.models` and :mod:`.worker` first: they show how an application uses the library.
+Read :mod:`.application` first: it shows how an application uses the library.
 """
