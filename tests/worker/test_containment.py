@@ -1,15 +1,17 @@
-"""A failure in one part of a worker does not affect the others."""
+"""A failure in one part of a worker does not affect the others, nor do context variables that a handler sets."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import time
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
+from sqlalchemy.orm import Session
 
 from sqlqueue import IllegalTransitionError, Status
 from tests.support.harness import Database
@@ -132,17 +134,6 @@ def nothing_more(db: Database) -> None:
         session.cancel(Task)  # so that the worker has to report a lost claim
 
 
-def test_a_worker_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:
-    first = workers.serve(Task, without_session(sync_db))
-    worker = first.worker
-    eventually(lambda: worker.health() is not None)
-    first.stop()
-    worker.stop()
-    sync_db.insert(Task, [{}])
-    workers.start(worker)
-    eventually(all_are(sync_db, "completed"))
-
-
 def test_a_worker_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
     worker = workers.serve(Task, without_session(sync_db)).worker
     eventually(lambda: worker.health() is not None)
@@ -189,3 +180,79 @@ def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db
     blocking.release()
     eventually(lambda: statuses(sync_db)[1] == Status.COMPLETED)
     assert count(sync_db, Ledger) == 1
+
+
+# -- context variables that a handler sets, such as its tenant, do not reach other calls ------------------------------
+
+tenant: ContextVar[str] = ContextVar("tenant", default="")
+ROWS = [{"id": n, "name": f"tenant {n}" if n % 2 else ""} for n in range(1, 7)]
+
+
+@pytest.mark.parametrize("session", [True, False])
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_call_does_not_see_what_another_has_set(db: Database, workers: Workers, mode: Any, session: bool) -> None:
+    if mode == "lock" and not session:
+        pytest.skip("mode='lock' passes a session")
+    db.insert(Task, ROWS)
+    seen: dict[int, str] = {}
+
+    def call(*arguments: Any) -> None:
+        task = arguments[-1]
+        if task.name:
+            tenant.set(task.name)
+        seen[task.id] = tenant.get()
+
+    async def coroutine(*arguments: Any) -> None:
+        call(*arguments)
+
+    worker = workers.make()
+    if session:
+
+        async def coroutine_with_session(session: Any, task: Any) -> None:
+            call(session, task)
+
+        def function_with_session(session: Any, task: Any) -> None:
+            call(session, task)
+
+        handler: Any = coroutine_with_session if db.is_async else function_with_session
+    else:
+
+        async def coroutine_without(task: Any) -> None:
+            call(task)
+
+        def function_without(task: Any) -> None:
+            call(task)
+
+        handler = coroutine_without if db.is_async else function_without
+    worker.handler(Task, mode=mode, concurrency=1)(handler)
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert seen == {row["id"]: row["name"] for row in ROWS}
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_the_events_of_a_session_see_what_its_call_has_set(db: Database, workers: Workers, mode: Any) -> None:
+    """The session flushes and commits after the handler has returned."""
+    db.insert(Task, ROWS)
+    seen: set[tuple[int, str]] = set()
+
+    def note(session: Session, *_: Any) -> None:
+        seen.update((each.task_id, tenant.get()) for each in session.new if isinstance(each, Ledger))
+
+    def set_tenant(session: Any, task: Any) -> None:
+        if task.name:
+            tenant.set(task.name)
+        session.add(Ledger(task_id=task.id, worker="worker"))
+
+    async def coroutine(session: Any, task: Any) -> None:
+        set_tenant(session, task)
+
+    worker = workers.make()
+    worker.handler(Task, mode=mode, concurrency=1)(coroutine if db.is_async else set_tenant)
+    event.listen(Session, "before_flush", note)
+    try:
+        workers.start(worker)
+        eventually(all_are(db, "completed"))
+    finally:
+        event.remove(Session, "before_flush", note)
+    assert seen == {(row["id"], row["name"]) for row in ROWS}

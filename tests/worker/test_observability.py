@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from http.client import HTTPConnection
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+import yaml
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import IntegrityError
 
 from sqlqueue import ArgumentError, Discard, Worker
+from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
-from sqlqueue.worker.reports import Address, Health, address_of, serve_health
+from sqlqueue.worker.reports import CONNECTIONS, Address, Health, address_of, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task, Traced
-from tests.support.workers import BlockingHandler, Workers, all_are, eventually, raising, with_session, without_session
+from tests.support.workers import (
+    PATIENCE,
+    BlockingHandler,
+    Workers,
+    all_are,
+    eventually,
+    raising,
+    statuses,
+    with_session,
+    without_session,
+)
 
 SPANS = InMemorySpanExporter()
 READER = InMemoryMetricReader()
@@ -281,3 +301,146 @@ def test_serving_in_a_loop_of_the_application(sync_db: Database) -> None:
     asyncio.run(application())
     with sync_db.session() as session:
         assert session.stats(Task)["completed"] == 1
+
+
+# -- the server of health checks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server = serve_health(Address("127.0.0.1", 0), lambda: None)
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def ask(port: int, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    client = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    client.request(method, "/health")
+    response = client.getresponse()
+    body = response.read()
+    client.close()
+    return response.status, {name.lower(): value for name, value in response.getheaders()}, body
+
+
+def answering() -> int:
+    """Return the number of threads that have a connection."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_probes_are_answered_while_others_keep_connections_open(port: int) -> None:
+    idle = [connected(port) for _ in range(3 * CONNECTIONS)]
+    try:
+        assert ask(port)[0] == 200
+        eventually(lambda: answering() <= CONNECTIONS)
+    finally:
+        for client in idle:
+            client.close()
+    eventually(lambda: not answering())
+
+
+def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "IDLE", 0.2)
+    server = serve_health(Address("127.0.0.1", 0), lambda: None)
+    try:
+        with connected(server.server_port) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\n")
+            assert client.recv(1) == b""
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_broken_connection_is_only_logged(
+    port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def breaks() -> Any:
+        with connected(port) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
+            client.sendall(b"GET /hea")
+        return "a health check failed" in caplog.text
+
+    with caplog.at_level(logging.DEBUG, "sqlqueue"):
+        eventually(breaks)
+    assert capfd.readouterr().err == ""
+
+
+def test_no_version_is_told(port: int) -> None:
+    assert ask(port)[1]["server"] == "sqlqueue"
+
+
+def test_head(port: int) -> None:
+    _, expected, body = ask(port)
+    status, headers, nothing = ask(port, "HEAD")
+    assert (status, nothing) == (200, b"")
+    assert headers["content-length"] == expected["content-length"] == str(len(body))
+
+
+# -- metrics for Prometheus, and that the alerts and the Grafana dashboard of the examples use no others --------------
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
+
+
+def test_metrics_of_a_worker(
+    sync_db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "MEASURE_EVERY", timedelta(seconds=0.05))
+    sync_db.insert(Task, [{"name": "fails"}, {"name": "blocks"}, {"name": "waits"}])
+    worker = workers.make()
+    worker.handler(Task, Task.name == "fails")(raising(sync_db, RuntimeError("no")))
+    worker.handler(Task, Task.name == "blocks", concurrency=3)(with_session(sync_db, during=blocking))
+    workers.start(worker)
+    blocking.wait_for()
+    server = serve_health(Address("127.0.0.1", 0), worker.health, worker.metrics)
+
+    def value(name: str, **labels: str) -> float | None:
+        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = [each.value for family in families for each in family.samples if _is(each, name, labels)]
+        return found[0] if found else None
+
+    eventually(lambda: value("sqlqueue_tasks_finished_total", queue="task", outcome="failed") == 1)
+    assert value("sqlqueue_tasks_claimed_total", queue="task") == 2
+    assert value("sqlqueue_task_duration_seconds_count", queue="task") == 1
+    assert (value("sqlqueue_slots", queue="task"), value("sqlqueue_slots_busy", queue="task")) == (13, 1)
+    eventually(lambda: value("sqlqueue_tasks", queue="task", status="running") == 1)
+    eventually(lambda: value("sqlqueue_tasks", queue="task", status="retryable") == 1)
+    assert (value("sqlqueue_oldest_claimable_seconds", queue="task") or 0) > 0
+    blocking.release()
+    eventually(lambda: value("sqlqueue_tasks_finished_total", queue="task", outcome="completed") == 1)
+    eventually(lambda: "completed" in statuses(sync_db).values())
+    server.shutdown()
+    server.server_close()
+
+
+def _is(sample: object, name: str, labels: dict[str, str]) -> bool:
+    return getattr(sample, "name", None) == name and getattr(sample, "labels", None) == labels
+
+
+def test_queues_are_counted_only_while_the_metrics_are_read(sync_db: Database, workers: Workers) -> None:
+    reports = workers.make()._reports
+    assert not reports.wants_overview
+    assert reports.exposition()
+    assert reports.wants_overview
+
+
+def _names(text: str) -> set[str]:
+    return set(re.findall(r"\bsqlqueue_\w+", text))
+
+
+def test_alerts_and_board_name_metrics_that_exist(sync_db: Database, workers: Workers) -> None:
+    declared = (workers.make()._reports.exposition() or b"").decode()
+    families = set(re.findall(r"^# TYPE (\w+) (?:counter|gauge|histogram)", declared, re.MULTILINE))
+    known = families | {f"{name}_{suffix}" for name in families for suffix in ("bucket", "count", "sum")}
+    alerts = yaml.safe_load((EXAMPLES / "alerts.yml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    assert all({"alert", "expr", "labels", "annotations"} <= set(rule) for rule in rules)
+    board = json.loads((EXAMPLES / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = set[str]().union(*(_names(query) for query in (*queries, *(rule["expr"] for rule in rules))))
+    assert used
+    assert used <= known, used - known

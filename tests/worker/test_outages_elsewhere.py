@@ -1,21 +1,34 @@
 """A handler fails because of another database, or because of what it does itself: that looks like an outage of the
-queue's database, but is not repeated forever."""
+queue's database, but is not repeated forever.
+"""
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import create_engine, select, text, update
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import load_only
 
 from sqlqueue import Snooze
+from sqlqueue.worker.executor import TRIES
 from sqlqueue.worker.jobs import RETURNS
 from tests.support.harness import Database
-from tests.support.models import Task
-from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
+from tests.support.models import Account, Task
+from tests.support.rows import PAST
+from tests.support.workers import (
+    Running,
+    Workers,
+    eventually,
+    nothing,
+    raising,
+    statuses,
+    with_session,
+    without_session,
+)
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -154,3 +167,59 @@ def test_a_task_that_ends_its_own_connection_is_not_run_forever(
     workers.serve(Task, with_session(db, lambda session, _: session.execute(text(kill))), mode=mode, concurrency=1)
     eventually(lambda: statuses(db) == {1: status})
     assert "Error: " in (only_row(db)[3] or "")
+
+
+# -- handlers that time out waiting for a lock ------------------------------------------------------------------------
+
+LONG = 90.0
+
+
+def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running, int]:
+    """Wait until the only task has this outcome; return the number of calls."""
+    db.insert(Account, [{"id": 1, "name": ""}])
+    arrived, locked = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def during(task: Any) -> None:
+        calls.append(task.id)
+        arrived.set()
+        locked.wait(LONG)
+
+    def write(session: Any, _: Any) -> None:
+        session.execute(update(Account).where(Account.id == 1).values(name="handler"))
+
+    engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
+    running = workers.serve(Task, with_session(db, write, during=during), engine=engine, concurrency=1)
+    worker = running.worker
+    assert arrived.wait(LONG)
+    with db.engine.begin() as other:
+        other.execute(update(Account).where(Account.id == 1).values(name="other"))
+        locked.set()
+        eventually(lambda: worker._reports.counts[outcome], LONG)
+    return running, len(calls)
+
+
+@pytest.mark.requires("impatient_sql")
+def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Workers) -> None:
+    db.insert(Task, [{"id": 1, "max_attempts": MOST}])
+    running, calls = kept_waiting(db, workers, "snoozed")
+    eventually(lambda: statuses(db) == {1: "scheduled"})
+    assert calls == TRIES
+    with db.engine.connect() as connection:
+        attempt, most, error = connection.execute(select(Task.attempt, Task.max_attempts, Task.error)).one()
+    assert (attempt, most) == (1, MOST + 1)
+    assert "Error: " in error, "it does not say why it is postponed"
+    with db.engine.begin() as connection:
+        connection.execute(update(Task).values(available_at=PAST))
+    eventually(lambda: statuses(db) == {1: "completed"})
+    assert running.worker._reports.counts["failed"] == 0
+
+
+@pytest.mark.requires("impatient_sql")
+def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(
+        Task,
+        [{"id": 1, "error": f"DBAPIError: it waits (returned after attempt 0, {RETURNS} of {RETURNS} times in a row)"}],
+    )
+    kept_waiting(sync_db, workers, "failed")
+    eventually(lambda: statuses(sync_db) == {1: "retryable"})

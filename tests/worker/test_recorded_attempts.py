@@ -1,16 +1,21 @@
-"""Each attempt that a worker makes leaves exactly one row in the history, however it ends."""
+"""Each attempt that a worker makes leaves exactly one row in the history, however it ends, without secrets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from sqlqueue import Cancel, Claim, Discard, PastAttempt, Retry, Snooze, utcnow
 from tests.support.harness import Database
-from tests.support.history import Parcel, Past, archive, sync_archive
+from tests.support.history import Flare, Parcel, Past, archive, sync_archive
 from tests.support.rows import clock
 from tests.support.workers import BlockingHandler, Workers, eventually, nothing, statuses, with_session, without_session
 from tests.worker.crashing import stopped, supervised
@@ -127,3 +132,76 @@ def test_the_supervisor_records_the_attempt_that_killed_its_process(sync_archive
     assert (crashed.attempt, completed.attempt) == (1, 2)
     assert crashed.claimed_by
     assert crashed.started_at <= crashed.finished_at
+
+
+# -- the SQL and the parameters of a statement that fails in a handler are not stored or logged -----------------------
+
+
+SECRET = "hunter2"
+
+
+def insert_again(session: Session) -> None:
+    session.add(Flare(region="a", number=1, error=SECRET))
+    session.flush()
+
+
+def wrap(session: Session) -> None:
+    try:
+        insert_again(session)
+    except IntegrityError as error:
+        raise LookupError("no flare") from error
+
+
+def fail_while_handling(session: Session) -> None:
+    try:
+        insert_again(session)
+    finally:
+        int("no flare")
+
+
+def group(session: Session) -> None:
+    try:
+        insert_again(session)
+    except IntegrityError as error:
+        raise ExceptionGroup("several", [error]) from None
+
+
+def go_on(session: Session) -> None:
+    with suppress(IntegrityError):
+        insert_again(session)
+    session.get(Flare, ("b", 2))
+
+
+FAILURES = {
+    insert_again: "IntegrityError: (",
+    wrap: "LookupError: no flare",
+    fail_while_handling: "ValueError: invalid literal",
+    group: "ExceptionGroup: several (1 sub-exception)",
+    go_on: "PendingRollbackError: This Session's transaction has been rolled back",
+}
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+@pytest.mark.parametrize("fails", FAILURES)
+def test_the_parameters_of_a_statement_are_kept_secret(
+    archive: Database, workers: Workers, caplog: pytest.LogCaptureFixture, fails: Callable[[Session], None], mode: Any
+) -> None:
+    archive.insert(Flare, [{"region": "a", "number": 1}])
+    archive.insert(Parcel, [{"id": 1, "max_attempts": 1}])
+    worker = workers.make()
+    worker.handler(Parcel, mode=mode)(with_session(archive, lambda session, _: fails(session)))
+    with caplog.at_level(logging.DEBUG, "sqlqueue"):
+        running = workers.start(worker)
+        eventually(lambda: statuses(archive, Parcel) == {1: "discarded"})
+        running.stop()
+    with archive.begin() as session:
+        parcel = session.get(Parcel, 1)
+        (attempt,) = session.history(Claim(Parcel, (1,), 0))
+        (found,) = session.errors(Parcel)
+    for text in (parcel.error, attempt.error, found.message):
+        assert text.startswith(FAILURES[fails])
+    assert f"in {fails.__name__}" in attempt.traceback
+    logged = caplog.text + "".join(record.exc_text or "" for record in caplog.records)
+    for text in (parcel.error, attempt.error, attempt.traceback, found.message, logged):
+        assert SECRET not in text
+        assert "[SQL: " not in text

@@ -257,3 +257,4 @@ def test_a_worker_may_begin_again(db: Database, workers: Workers) -> None:
         running = workers.start(worker)
         eventually(all_are(db, "completed"))
         running.stop()
+        worker.stop()  # which has no effect on the next run
