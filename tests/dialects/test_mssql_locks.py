@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql import seek_by_key
-from sqlqueue.operations.claiming import Claimer, ClaimQuery, limited_claim
+from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.sql.rows import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
@@ -227,7 +227,7 @@ def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
         log.clear()
         with QueueSession(engine) as session:
             session.claim(Task, Task.number > 1, lease=lease)
-            limited_claim(session, adapters()["mssql"], query, Claimer("claimer", lease))._lock({"x": 1})
+            ClaimCall(session, query, "claimer", lease).with_slots(adapters()["mssql"])._lock({"x": 1})
         assert sum("UPDLOCK" in sql for sql in log) == 2
         saved = [number for number, sql in enumerate(log) if sql.startswith("SAVE TRANSACTION")]
         assert all("UPDLOCK" in log[number + 1] for number in saved)
