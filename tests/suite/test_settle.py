@@ -20,8 +20,6 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Film, Listing, Order, Report, Seat, Spool, Task, Visit
 from tests.support.rows import PAST, clock, load
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 
 @pytest.fixture(params=["methods", "functions"])
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
@@ -39,6 +37,7 @@ def columns(task: Any) -> dict[str, Any]:
     return {role: getattr(task, attributes[role]) for role in QUEUE_ROLES}
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("settling", VARIANTS, ids=str)
 def test_each_settlement_changes_its_columns(db: Database, call: Callable[..., Any], settling: Settling) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST, "priority": 2}])
@@ -54,6 +53,7 @@ def test_each_settlement_changes_its_columns(db: Database, call: Callable[..., A
     assert after == before | settling.changes
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("settling", VARIANTS, ids=str)
 def test_renamed_columns(db: Database, settling: Settling) -> None:
     db.insert(Order, [{"id": 1, "status": "paid"}])
@@ -65,6 +65,7 @@ def test_renamed_columns(db: Database, settling: Settling) -> None:
     assert stored.created_at is None
 
 
+@pytest.mark.asyncio_everywhere
 def test_the_last_failure_discards(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "max_attempts": 3, "available_at": PAST}])
     with db.begin() as session:
@@ -74,6 +75,7 @@ def test_the_last_failure_discards(db: Database) -> None:
     assert task.finished_at == task.available_at <= clock(db)
 
 
+@pytest.mark.asyncio_everywhere
 def test_backoff_grows_with_the_attempt(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 1, "available_at": PAST}])
     with db.begin() as session:
@@ -81,6 +83,7 @@ def test_backoff_grows_with_the_attempt(db: Database) -> None:
     assert timedelta(seconds=15) < load(db, Task, 1).available_at - clock(db) <= timedelta(seconds=30)
 
 
+@pytest.mark.asyncio_everywhere
 def test_one_failure_of_several_attempts(db: Database) -> None:
     db.insert(Task, [{"id": n, "status": "retryable", "attempt": n - 1, "available_at": PAST} for n in (1, 2, 3)])
     with db.begin() as session:
@@ -90,6 +93,7 @@ def test_one_failure_of_several_attempts(db: Database) -> None:
     assert tasks[1].available_at - tasks[0].available_at == timedelta(seconds=20)
 
 
+@pytest.mark.asyncio_everywhere
 def test_handed_back_without_counting_the_attempt(db: Database) -> None:
     db.insert(Task, [{"id": 1, "max_attempts": 1}])
     for attempt in (1, 2, 3):
@@ -103,6 +107,7 @@ def test_handed_back_without_counting_the_attempt(db: Database) -> None:
     assert load(db, Task, 1).status == "discarded"
 
 
+@pytest.mark.asyncio_everywhere
 def test_delete_on_complete(db: Database) -> None:
     db.insert(Spool, [{"id": n} for n in (1, 2, 3)])
     with db.begin() as session:
@@ -113,6 +118,7 @@ def test_delete_on_complete(db: Database) -> None:
         assert session.scalars(select(Spool)).all() == []
 
 
+@pytest.mark.asyncio_everywhere
 def test_instances_show_what_was_done(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -123,6 +129,7 @@ def test_instances_show_what_was_done(db: Database) -> None:
         assert (task.status, task.name) == ("completed", "not flushed yet")
 
 
+@pytest.mark.asyncio_everywhere
 def test_an_iterable_of_instances_or_claims(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 6)])
     with db.begin() as session:
@@ -133,6 +140,7 @@ def test_an_iterable_of_instances_or_claims(db: Database) -> None:
     assert [load(db, Task, task.id).status for task in tasks] == ["completed"] * 4 + ["running"]
 
 
+@pytest.mark.asyncio_everywhere
 def test_a_claim_that_is_settled_already_is_refused(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -142,6 +150,7 @@ def test_a_claim_that_is_settled_already_is_refused(db: Database) -> None:
             session.complete(held)
 
 
+@pytest.mark.asyncio_everywhere
 def test_several_claims_are_settled_by_one_statement(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 41)])
     updates: list[str] = []
@@ -159,6 +168,7 @@ def test_several_claims_are_settled_by_one_statement(db: Database) -> None:
     assert len(updates) == 1
 
 
+@pytest.mark.asyncio_everywhere
 def test_keys_of_two_columns(db: Database) -> None:
     db.insert(Seat, [{"line": line, "number": number} for line in "ab" for number in (1, 2)])
     with db.begin() as session:
@@ -170,6 +180,7 @@ def test_keys_of_two_columns(db: Database) -> None:
     assert load(db, Seat, ("b", 2)).status == "available"
 
 
+@pytest.mark.asyncio_everywhere
 def test_settling_keeps_unwritten_attributes_loaded(db: Database) -> None:
     # with asyncio, an expired attribute cannot be read
     db.insert(Task, [{"id": 1}])
