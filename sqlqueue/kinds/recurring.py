@@ -17,7 +17,7 @@ from .._support.texts import logger_of
 from ..dialects import text_type, timestamp_type
 from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import Kind
-from ..lifecycle.transitions import clearing, ending, fresh_budget, planned_run, restored_key, tries
+from ..lifecycle.transitions import clearing, ending, planned_run, restored_key, tries
 from ..model.declaration import QueueMixin, optional
 from ..queue.options import Status
 from ..queue.schedules import (
@@ -32,7 +32,7 @@ from ..queue.schedules import (
     text_of,
 )
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import Assignment, is_available, is_held, raised, state, utcnow
+from ..sql.rows import Assignment, all_attempts_after, is_available, is_held, raised, state, uncounted, utcnow
 from .stages import ATTEMPTS_BEFORE, SeveralLives
 
 # -- schedules the next runs of recurring tasks -----------------------------------------------------------------------
@@ -114,7 +114,7 @@ def leaving(fence: Fence) -> list[Assignment]:
         *planned_run(spec),
         (spec["status"], state(Status.SCHEDULED)),
         (spec["available_at"], utcnow(ELSEWHERE)),
-        (spec["max_attempts"], raised(spec["max_attempts"])),
+        (spec["max_attempts"], uncounted(spec)),
         (spec["attempts_before"], raised(spec["attempts_before"])),
         *fence.written(),
     ]
@@ -331,7 +331,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
     restarted: list[Assignment] = [
         (spec["available_at"], at),
         (spec["finished_at"], null()),
-        (spec["max_attempts"], fresh_budget(spec)),
+        (spec["max_attempts"], all_attempts_after(spec, spec["attempt"])),
         (spec["attempts_before"], spec["attempt"]),
         clearing(spec),
     ]

@@ -12,7 +12,18 @@ from .._support.errors import Claim
 from ..dialects.base import Adapter
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import Assignment, is_final, present_status, raised, remove, state, utcnow, write
+from ..sql.rows import (
+    Assignment,
+    all_attempts_after,
+    is_enqueued_again,
+    is_final,
+    present_status,
+    raised,
+    remove,
+    state,
+    utcnow,
+    write,
+)
 
 # -- the fence: the columns and criteria that distinguish one claim of a row from any other ---------------------------
 
@@ -40,12 +51,12 @@ class Fence:
     @property
     def fresh_budget(self) -> ColumnElement[int]:
         """The ``max_attempts`` with which the task has all its attempts again."""
-        return raised(self.attempt, self.spec.options.max_attempts)
+        return all_attempts_after(self.spec, self.attempt)
 
     @property
     def runs_again(self) -> Criterion | None:
-        """The criterion of tasks that were enqueued again while they ran, which cleared their ``claimed_at``."""
-        return None if self.only_locked else self.spec["claimed_at"].is_(None)
+        """The criterion of tasks that were enqueued again while they ran; ``None`` if that cannot be."""
+        return None if self.only_locked else is_enqueued_again(self.spec)
 
     def marks(self, claims: Sequence[Claim]) -> list[tuple[int, ...]]:
         """Return the values of :attr:`marked` in the rows while ``claims`` hold them."""

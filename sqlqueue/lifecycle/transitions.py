@@ -25,7 +25,19 @@ from sqlalchemy import (
 
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.rows import Assignment, UniqueBy, is_held, is_held_by_worker, is_ready, raised, state, utcnow
+from ..sql.rows import (
+    Assignment,
+    UniqueBy,
+    all_attempts_after,
+    enqueued_again,
+    is_held,
+    is_held_by_worker,
+    is_ready,
+    leased,
+    state,
+    uncounted,
+    utcnow,
+)
 from .fence import TOKEN, Fence, stamp
 from .kind import Proposed, assigned, kinds_of
 
@@ -43,17 +55,13 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None
     """Return the assignments of a claim with a lease.  The token is the parameter ``TOKEN`` if not given here."""
     column = spec["claim_token"]
     return (
-        *claiming(spec),
+        *planned_run(spec),
+        *taking_over(spec),
         (spec["status"], state(Status.RUNNING)),
-        (spec["available_at"], utcnow(lease)),
+        leased(spec, lease),
         (column, bindparam(TOKEN, type_=column.type) if token is None else literal(token, column.type)),
         *stamp(spec, claimed_by),
     )
-
-
-def claiming(spec: QueueSpec) -> list[Assignment]:
-    """Return the assignments of a claim that depend on what the rows were before."""
-    return [*planned_run(spec), *taking_over(spec)]
 
 
 def taking_over(spec: QueueSpec) -> list[Assignment]:
@@ -66,7 +74,7 @@ def taking_over(spec: QueueSpec) -> list[Assignment]:
         return []
     crashed, crashes, budget = is_held_by_worker(spec), spec["crashes"], spec["max_attempts"]
     return [
-        (budget, case((crashed, raised(budget)), else_=budget)),
+        (budget, case((crashed, uncounted(spec)), else_=budget)),
         (crashes, case((and_(crashed, crashes == NONE), literal_column("1")), else_=crashes)),
     ]
 
@@ -290,18 +298,13 @@ def _unsettled(
         (spec["available_at"], moment),
     ]
     if fence.only_locked:
-        return [*back, (spec["max_attempts"], raised(spec["max_attempts"])), *fence.written()]
+        return [*back, (spec["max_attempts"], uncounted(spec)), *fence.written()]
     return [
         *back,
-        *_restarting(fence, raised(spec["max_attempts"])),
+        *_restarting(fence, uncounted(spec)),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]
-
-
-def extending(fence: Fence, lease: timedelta) -> list[Assignment]:
-    """Return the assignments that extend a lease to ``lease`` from now."""
-    return [(fence.spec["available_at"], utcnow(lease))]
 
 
 def _seconds(delay: timedelta) -> ColumnElement[float]:
@@ -311,11 +314,6 @@ def _seconds(delay: timedelta) -> ColumnElement[float]:
 # -- assignments that reactivate an existing row: for an insert of the same key, and for a retry by an operator -------
 #
 # Their order matters, see :mod:`.transitions`.
-
-
-def fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
-    """Return the ``max_attempts`` with which a task that is not running has all its attempts again."""
-    return raised(spec["attempt"], spec.options.max_attempts)
 
 
 def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, rerun: bool) -> list[Assignment]:
@@ -332,8 +330,8 @@ def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, reru
     moment = proposed(spec["available_at"].name) if moves else utcnow()
     status = proposed(spec["status"].name) if spec["status"].name in names else state(Status.AVAILABLE)
     budget = spec["max_attempts"].name
-    attempts = spec["attempt"] + proposed(budget) if budget in names else fresh_budget(spec)
-    marked = [(spec["claimed_at"], case((running, null()), else_=spec["claimed_at"]))] if rerun else []
+    attempts = spec["attempt"] + proposed(budget) if budget in names else all_attempts_after(spec, spec["attempt"])
+    marked = [enqueued_again(spec, running)] if rerun else []
     values = overwriting(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
     restarted = [
         *restored_key(spec),
@@ -384,7 +382,7 @@ def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assi
 
 def redriving(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of :func:`.retry`: available now, with all attempts, and with its former key."""
-    budget = fresh_budget(spec)
+    budget = all_attempts_after(spec, spec["attempt"])
     return [
         *restored_key(spec),
         *assigned(kind.redriven(spec) for kind in kinds_of(spec)),

@@ -30,7 +30,7 @@ from ..model.companions import history_of
 from ..model.declaration import LONGEST_NAME, T
 from ..queue.options import Status
 from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST, Assignment, is_held, write
+from ..sql.rows import LARGEST, Assignment, is_held, is_token_of_worker, write
 from ..sql.selection import Pick, Step, named_picks, picks
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.ledger import Hold, claim_in, claim_of, guard, ledger_of, settle
@@ -352,7 +352,7 @@ def _prepare_locked(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> 
     adapter = open_(session, spec)
     if history_of(spec.table.metadata) is not None:
         record(adapter, session, [claim_in(task) for task in left], ABANDONED)
-    crashed = [task for task in left if getattr(task, spec.attributes["claim_token"]) < 0]  # of a worker
+    crashed = [task for task in left if is_token_of_worker(getattr(task, spec.attributes["claim_token"]))]
     for some in adapter.keys.batches(spec, [spec.identity_of(task) for task in crashed]):
         taken_over = write(spec, adapter.keys.key_in(spec, some), taking_over(spec))
         adapter.rows.execute(session, spec, adapter.keys.by_key(spec, taken_over))

@@ -26,7 +26,6 @@ from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
     abandoned,
-    extending,
     failing,
     finishing,
     handing_back,
@@ -39,7 +38,7 @@ from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST, Assignment, is_available
+from ..sql.rows import LARGEST, Assignment, is_available, leased
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import Hold, holds_of, ledger_of
 from ..transaction.notifications import announce
@@ -321,7 +320,7 @@ def extended(lease: timedelta | None) -> Settlement:
 
     def write(fenced: FencedClaims) -> set[Identity]:
         until = lease or fenced.spec.options.lease
-        kept = fenced.write(extending(fenced.fence, until))
+        kept = fenced.write([leased(fenced.spec, until)])
         if kept and fenced.spec.is_limited:
             mine = [claim for claim in fenced.claims if claim.identity in kept]
             slots = Slots(fenced.session, fenced.adapter, fenced.spec)

@@ -17,12 +17,12 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
-from ..lifecycle.transitions import claiming, ending, restored_key
+from ..lifecycle.transitions import ending, planned_run, restored_key, taking_over
 from ..model.companions import history_of
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
-from ..sql.rows import REACH, Assignment, is_held, raised, representable, state, utcnow, write
+from ..sql.rows import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
 from ..transaction.ledger import ledger_of
 from .recording import ABANDONED, AttemptRecord, brief, last_claims, record, spoken, task_name
 
@@ -141,10 +141,12 @@ def _write(
         (spec["claimed_at"], null()),
     ]
     if claimed:
-        counts = (spec["max_attempts"], spec.columns.get("attempts_before"))
-        values += [(column, raised(column)) for column in counts if column is not None]
+        values.append((spec["max_attempts"], uncounted(spec)))
+        before = spec.columns.get("attempts_before")
+        if before is not None:
+            values.append((before, raised(before)))
     else:
-        values += claiming(spec)
+        values += [*planned_run(spec), *taking_over(spec)]
     if aside.delay is None:
         values += ending(spec, Status.DISCARDED)
     else:

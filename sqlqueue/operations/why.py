@@ -19,7 +19,7 @@ from ..model.companions import history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
-from ..sql.rows import UTCDateTime, ended, representable, utcnow
+from ..sql.rows import UTCDateTime, ended, is_token_of_worker, representable, utcnow
 from ..sql.selection import COUNTED, Pick, before, capped_count, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
@@ -158,7 +158,8 @@ def _state(seen: SeenTask) -> Reason | None:
         if was_set_aside(values["error"]):
             failed = f"it {values['error']}, and "
         return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)
-    if status is not Status.AVAILABLE and tries >= values["max_attempts"] and values["claim_token"] >= 0:
+    is_used_up = tries >= values["max_attempts"] and not is_token_of_worker(values["claim_token"])
+    if status is not Status.AVAILABLE and is_used_up:
         text = f"attempt {tries} was the last one, and ended without a result: rescue() discards it, as workers do"
         return Reason(cause=Cause.EXHAUSTED, text=text, since=moment, by=values["claimed_by"])
     if status is Status.RUNNING:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     delete,
     func,
     literal_column,
+    null,
     or_,
     select,
     union_all,
@@ -216,7 +217,21 @@ class KeyText(WrappedType[str]):
         return write and (lambda value: write(text("a key", value)))
 
 
-# -- criteria on the state of a row: its status, its time, its attempts and the claim that holds it -------------------
+# -- what the columns of a row mean: its status, its time, its attempts and the claim that holds it --------------------
+#
+# Some columns have several meanings, which depend on the status; only the functions of this section compare them.
+#
+# - ``available_at``: of a task that waits, when it is due; of a running one, when its lease ends; of a final one, when
+#   it became final.
+# - ``claim_token``: negative if a worker made the claim, see :class:`.WorkerTokens`; 0 in rows that were never claimed.
+# - ``claimed_at``: NULL in a running row says that the task was enqueued again while it ran.
+# - ``max_attempts``: the number of the last attempt.  ``attempt`` never decreases, so an attempt that is not to count
+#   raises ``max_attempts`` as well.
+
+
+Assignment: TypeAlias = tuple[Column[Any], Any]
+LARGEST = 2**31 - 1
+"""The largest number that an integer column holds on every engine."""
 
 
 def state(status: Status) -> ColumnElement[str]:
@@ -271,6 +286,42 @@ def is_held_by_worker(spec: QueueSpec) -> Criterion:
     return and_(present_status(spec) == state(Status.RUNNING), spec["claim_token"] < literal_column("0"))
 
 
+def is_token_of_worker(token: int) -> bool:
+    """Return whether a ``claim_token`` is that of a worker's claim."""
+    return token < 0
+
+
+def is_enqueued_again(spec: QueueSpec) -> Criterion:
+    """Return whether a running row was enqueued again while it ran, see :func:`enqueued_again`."""
+    return spec["claimed_at"].is_(None)
+
+
+def enqueued_again(spec: QueueSpec, running: Criterion) -> Assignment:
+    """Return the assignment that makes ``running`` tasks run again after this run."""
+    return spec["claimed_at"], case((running, null()), else_=spec["claimed_at"])
+
+
+def leased(spec: QueueSpec, lease: timedelta) -> Assignment:
+    """Return the assignment that makes the lease of a running row end ``lease`` from now."""
+    return spec["available_at"], utcnow(lease)
+
+
+def raised(number: ColumnElement[int], by: int = 1) -> ColumnElement[int]:
+    """Return ``number + by``, or the largest integer if that is more: other programs may insert any number."""
+    most: ColumnElement[int] = literal_column(str(LARGEST - by))
+    return case((number > most, literal_column(str(LARGEST))), else_=number + literal_column(str(by)))
+
+
+def uncounted(spec: QueueSpec) -> ColumnElement[int]:
+    """Return the ``max_attempts`` with which the present attempt does not count."""
+    return raised(spec["max_attempts"])
+
+
+def all_attempts_after(spec: QueueSpec, attempt: ColumnElement[int]) -> ColumnElement[int]:
+    """Return the ``max_attempts`` with which a task has all its attempts again after the one of this number."""
+    return raised(attempt, spec.options.max_attempts)
+
+
 def is_final(spec: QueueSpec) -> Criterion:
     """Return whether the row is completed, cancelled or discarded."""
     return spec["status"].in_([state(status) for status in FINAL])
@@ -320,10 +371,6 @@ def used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
 
 # -- statements that change or delete the rows of a queue, and the values that they are built from --------------------
 
-Assignment: TypeAlias = tuple[Column[Any], Any]
-LARGEST = 2**31 - 1
-"""The largest number that an integer column holds on every engine."""
-
 
 @dataclass(frozen=True, eq=False)
 class UniqueBy:
@@ -341,12 +388,6 @@ class UniqueBy:
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
     """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
     return update(spec.table).where(criterion).ordered_values(*assignments)
-
-
-def raised(number: ColumnElement[int], by: int = 1) -> ColumnElement[int]:
-    """Return ``number + by``, or the largest integer if that is more: other programs may insert any number."""
-    most: ColumnElement[int] = literal_column(str(LARGEST - by))
-    return case((number > most, literal_column(str(LARGEST))), else_=number + literal_column(str(by)))
 
 
 def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
