@@ -71,7 +71,7 @@ class Results(Kind):
 RESULTS = Results(
     columns={"result": lambda _: optional(json_type())},
     checks={"result": check_stored_json},
-    untold=("result",),
+    written_by_queue=("result",),
 )
 
 
@@ -148,7 +148,7 @@ UNIQUE = Unique(
         "former_key": lambda _: optional(key_type(LONGEST_KEY)),
     },
     checks={"unique_key": checks.key},
-    untold=("former_key",),
+    written_by_queue=("former_key",),
 )
 
 

@@ -38,7 +38,7 @@ from .._support.errors import ArgumentError, Claim
 from ..dialects import key_type
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in
-from ..lifecycle.transitions import taking
+from ..lifecycle.transitions import claim_assignments
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import AttemptOutcome, QueueOptions, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
@@ -476,7 +476,7 @@ class LimitedClaim:
             some = self.adapter.keys.padded(slots, part)
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
-            values = dict(taking(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
+            values = dict(claim_assignments(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
             keys = self.adapter.keys.key_in(slots, [slot for slot, _ in some])
             statement = self.adapter.keys.by_key(slots, write(slots, keys, list(values.items())))
             self.adapter.rows.execute(self.session, slots, statement)

@@ -17,7 +17,7 @@ from .._support.texts import logger_of
 from ..dialects import text_type, timestamp_type
 from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import Kind
-from ..lifecycle.transitions import clearing, ending, planned_run, restored_key, tries
+from ..lifecycle.transitions import clear_crashes, end_assignments, planned_run, restored_key, tries
 from ..model.declaration import QueueMixin, optional
 from ..queue.options import Status
 from ..queue.schedules import (
@@ -91,7 +91,7 @@ class Run(NamedTuple):
             return False  # an invalid schedule: the task runs once, without a next run
 
 
-def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
+def next_run_assignments(fence: Fence, moment: datetime | None) -> list[Assignment]:
     """Return the assignments that schedule the next run at ``moment``, or at once."""
     spec = fence.spec
     at = utcnow() if moment is None else literal(moment, spec["available_at"].type)
@@ -102,12 +102,12 @@ def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
         (spec["scheduled_for"], null()),
         (spec["max_attempts"], fence.fresh_budget),
         (spec["attempts_before"], fence.attempt),
-        clearing(spec),
+        clear_crashes(spec),
         *fence.written(),
     ]
 
 
-def leaving(fence: Fence) -> list[Assignment]:
+def defer_assignments(fence: Fence) -> list[Assignment]:
     """Return the assignments that leave tasks to another host: the attempt does not count, and the plan stays."""
     spec = fence.spec
     return [
@@ -196,7 +196,7 @@ class Renewals:
         rest = self._fenced.of(groups.pop(_REST, []))
         for what, group in groups.items():
             moment = what if isinstance(what, datetime) else None
-            self._fenced.of(group).write([*renewing(self._fence, moment), *kept])
+            self._fenced.of(group).write([*next_run_assignments(self._fence, moment), *kept])
         return set(runs), rest
 
     def skip(self) -> set[Identity]:
@@ -220,8 +220,8 @@ class Renewals:
             elif skips and run.is_missed:
                 groups[run.next(self._spec)].append(claim)
         for moment, group in groups.items():
-            self._fenced.of(group).write(renewing(self._fence, moment))
-        self._fenced.of(left).write(leaving(self._fence))
+            self._fenced.of(group).write(next_run_assignments(self._fence, moment))
+        self._fenced.of(left).write(defer_assignments(self._fence))
         return {claim.identity for group in (left, *groups.values()) for claim in group}
 
     def _what_next(self, run: Run) -> datetime | str:
@@ -286,7 +286,7 @@ RECURRING = Recurring(
         **ATTEMPTS_BEFORE,
     },
     untouched=("schedule", "drift"),
-    untold=("scheduled_for", "attempts_before"),
+    written_by_queue=("scheduled_for", "attempts_before"),
 )
 
 
@@ -320,7 +320,7 @@ class RecurringMixin(QueueMixin):
         """The number of attempts in previous runs."""
 
 
-def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:
+def plan_assignments(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:
     """Return the assignments that schedule the next run of a task in any state for ``moment``.
 
     A running task continues; only ``given`` and the plan of its next run change.
@@ -333,7 +333,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
         (spec["finished_at"], null()),
         (spec["max_attempts"], all_attempts_after(spec, spec["attempt"])),
         (spec["attempts_before"], spec["attempt"]),
-        clearing(spec),
+        clear_crashes(spec),
     ]
     return [
         *given,
@@ -344,9 +344,11 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
     ]
 
 
-def stopping(spec: QueueSpec, running: Criterion) -> list[Assignment]:
+def stop_assignments(spec: QueueSpec, running: Criterion) -> list[Assignment]:
     """Return the assignments that end recurrence: cancel waiting tasks, and remove the schedule of running ones."""
-    ended = [(column, case((running, column), else_=value)) for column, value in ending(spec, Status.CANCELLED)]
+    ended = [
+        (column, case((running, column), else_=value)) for column, value in end_assignments(spec, Status.CANCELLED)
+    ]
     (status,) = (each for each in ended if each[0] is spec["status"])
     rest = [each for each in ended if each is not status]
     return [*rest, (spec["schedule"], case((running, null()), else_=spec["schedule"])), status]

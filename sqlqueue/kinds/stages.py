@@ -65,7 +65,7 @@ STAGES = Stages(
     },
     checks={"stage": checks.key},
     partition=Partition("stage", width=3),
-    untold=("attempts_before",),
+    written_by_queue=("attempts_before",),
 )
 
 

@@ -167,7 +167,7 @@ class Kind:
     """Maps column roles to checks of the values to be stored."""
     untouched: Collection[str] = ()
     """Roles of columns that settling never writes."""
-    untold: Collection[str] = ()
+    written_by_queue: Collection[str] = ()
     """Roles of columns that a declaration of tasks must not set, because the queue does."""
     partition: Partition | None = None
     """The kind's partition column, if it has one."""

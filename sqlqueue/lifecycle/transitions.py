@@ -51,12 +51,14 @@ NONE: ColumnElement[int] = literal_column("0", Integer)
 """The ``crashes`` of a task that is not a suspect."""
 
 
-def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None = None) -> tuple[Assignment, ...]:
+def claim_assignments(
+    spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None = None
+) -> tuple[Assignment, ...]:
     """Return the assignments of a claim with a lease.  The token is the parameter ``TOKEN`` if not given here."""
     column = spec["claim_token"]
     return (
         *planned_run(spec),
-        *taking_over(spec),
+        *takeover_assignments(spec),
         (spec["status"], state(Status.RUNNING)),
         leased(spec, lease),
         (column, bindparam(TOKEN, type_=column.type) if token is None else literal(token, column.type)),
@@ -64,7 +66,7 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None
     )
 
 
-def taking_over(spec: QueueSpec) -> list[Assignment]:
+def takeover_assignments(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of a claim to tasks that another worker held until their lease expired.
 
     That worker has most likely crashed.  The crash does not count as an attempt, because the task may not even have
@@ -79,21 +81,25 @@ def taking_over(spec: QueueSpec) -> list[Assignment]:
     ]
 
 
-def suspected(spec: QueueSpec) -> ColumnElement[int]:
+def suspect_crashes(spec: QueueSpec) -> ColumnElement[int]:
     """Return the ``crashes`` of a task whose process has crashed: already counted if it was a suspect before."""
     crashes = spec["crashes"]
     return case((crashes == NONE, literal_column("1", Integer)), else_=crashes)
 
 
-def clearing(spec: QueueSpec, some: Criterion | None = None) -> Assignment:
+def clear_crashes(spec: QueueSpec, some: Criterion | None = None) -> Assignment:
     """Return the assignment that clears the suspicion of tasks whose attempt has ended, or of ``some`` of them."""
     return spec["crashes"], NONE if some is None else case((some, NONE), else_=spec["crashes"])
 
 
-def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
+def consume_assignments(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
     """Return the assignments of a claim that completes the task at once."""
     column = spec["claim_token"]
-    return (*ending(spec, Status.COMPLETED), (column, bindparam(TOKEN, type_=column.type)), *stamp(spec, claimed_by))
+    return (
+        *end_assignments(spec, Status.COMPLETED),
+        (column, bindparam(TOKEN, type_=column.type)),
+        *stamp(spec, claimed_by),
+    )
 
 
 def planned_run(spec: QueueSpec) -> list[Assignment]:
@@ -182,21 +188,23 @@ def restored_key(spec: QueueSpec) -> list[Assignment]:
     return [(key, func.coalesce(key, former)), (former, null())]
 
 
-def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
+def end_assignments(spec: QueueSpec, status: Status) -> list[Assignment]:
     """Return the assignments that make a task final, whatever its state.
 
     A dead letter keeps its number of crashes.
     """
     return [
         *freed_key(spec),
-        *([] if status is Status.DISCARDED else [clearing(spec)]),
+        *([] if status is Status.DISCARDED else [clear_crashes(spec)]),
         (spec["status"], state(status)),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], utcnow()),
     ]
 
 
-def finishing(fence: Fence, status: Status, *, stage: str | None = None, error: str | None = None) -> list[Assignment]:
+def finish_assignments(
+    fence: Fence, status: Status, *, stage: str | None = None, error: str | None = None
+) -> list[Assignment]:
     """Return the assignments that make a held task final, or available with all attempts if it continues.
 
     A task continues if it was enqueued again while it ran, or moves to another stage.
@@ -204,21 +212,21 @@ def finishing(fence: Fence, status: Status, *, stage: str | None = None, error: 
     spec, lives = fence.spec, lives_on(fence, status, stage)
     told: list[Assignment] = [] if error is None else [(spec["error"], error)]
     if lives is None:
-        return [*ending(spec, status), *told, *fence.written()]
+        return [*end_assignments(spec, status), *told, *fence.written()]
     return [
         *freed_key(spec, ~lives),
         (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
         (spec["max_attempts"], case((lives, fence.fresh_budget), else_=spec["max_attempts"])),
-        clearing(spec) if status is not Status.DISCARDED else clearing(spec, lives),
+        clear_crashes(spec) if status is not Status.DISCARDED else clear_crashes(spec, lives),
         *told,
         *_moved(fence, lives, stage, failed=error is not None),
         *fence.written(),
     ]
 
 
-def failing(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
+def fail_assignments(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
     """Return the assignments of a failure: retryable after its attempt's delay, or discarded if no attempt is left."""
     spec, again = fence.spec, fence.runs_again
     more = fence.attempt < spec["max_attempts"]
@@ -230,7 +238,7 @@ def failing(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
     return [
         *_planned_now(fence),
         *freed_key(spec, ~lives),
-        clearing(spec),
+        clear_crashes(spec),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
@@ -252,13 +260,13 @@ def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
     return values
 
 
-def handing_back(fence: Fence, delay: timedelta | None) -> list[Assignment]:
+def release_assignments(fence: Fence, delay: timedelta | None) -> list[Assignment]:
     """Return the assignments of a release: available now or scheduled after ``delay``; the attempt does not count."""
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
     return _unsettled(fence, status, utcnow(delay), NONE)
 
 
-def returning(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
+def return_assignments(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
     """Return the assignments of a worker's release: the attempt does not count, and the task is claimed before others.
 
     The task was claimed before those that are waiting, and must not wait behind them again.  The claim has overwritten
@@ -267,11 +275,11 @@ def returning(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
     return _unsettled(fence, Status.AVAILABLE, _before_others(fence.spec), crashes)
 
 
-def abandoned(fence: Fence) -> list[Assignment]:
-    """Return the assignments that release tasks whose lease has expired, see :func:`taking_over` and
-    :func:`returning`."""
+def expire_assignments(fence: Fence) -> list[Assignment]:
+    """Return the assignments that release tasks whose lease has expired, see :func:`takeover_assignments` and
+    :func:`return_assignments`."""
     spec = fence.spec
-    (_, budget), suspect = taking_over(spec)
+    (_, budget), suspect = takeover_assignments(spec)
     return [
         *_restarting(fence, budget),
         suspect,
@@ -316,7 +324,7 @@ def _seconds(delay: timedelta) -> ColumnElement[float]:
 # Their order matters, see :mod:`.transitions`.
 
 
-def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, rerun: bool) -> list[Assignment]:
+def replace_assignments(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, rerun: bool) -> list[Assignment]:
     """Return the assignments to an existing row that an insert conflicts with: columns ``given``, and reactivation.
 
     A running row continues its run; ``rerun`` clears its ``claimed_at``, which makes completion run it again.
@@ -332,10 +340,10 @@ def replacing(spec: QueueSpec, given: Iterable[str], proposed: Proposed, *, reru
     budget = spec["max_attempts"].name
     attempts = spec["attempt"] + proposed(budget) if budget in names else all_attempts_after(spec, spec["attempt"])
     marked = [enqueued_again(spec, running)] if rerun else []
-    values = overwriting(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
+    values = overwrite_assignments(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
     restarted = [
         *restored_key(spec),
-        clearing(spec, ~running),
+        clear_crashes(spec, ~running),
         *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
     ]
     placed: list[Assignment] = []
@@ -368,7 +376,7 @@ def guarded(assignments: Iterable[Assignment], version: Column[Any], proposed: P
     return [*values, (version, case((newer, proposed(version.name)), else_=version))]
 
 
-def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
+def overwrite_assignments(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
     """Return assignments of ``values`` to existing rows, guarded where a row cannot take them in its current state.
 
     The limit key of a running task stays: the task holds one of the key's slots.
@@ -380,13 +388,13 @@ def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assi
     return list(given.items())
 
 
-def redriving(spec: QueueSpec) -> list[Assignment]:
+def retry_assignments(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of :func:`.retry`: available now, with all attempts, and with its former key."""
     budget = all_attempts_after(spec, spec["attempt"])
     return [
         *restored_key(spec),
         *assigned(kind.redriven(spec) for kind in kinds_of(spec)),
-        clearing(spec),
+        clear_crashes(spec),
         (spec["status"], state(Status.AVAILABLE)),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], null()),

@@ -16,7 +16,7 @@ from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..kinds.recurring import schedule_next_runs
 from ..lifecycle.fence import Fence, FencedClaims
-from ..lifecycle.transitions import ending, finishing
+from ..lifecycle.transitions import end_assignments, finish_assignments
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, AttemptOutcome, Status
@@ -155,13 +155,15 @@ CRASHED = "crashed in every attempt: its lease expired each time without a settl
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
     """Cancel all tasks that satisfy ``where`` and are not final; return how many."""
-    cancel = partial(end_all, values=ending(spec, Status.CANCELLED), end=AttemptRecord(AttemptOutcome.CANCELLED))
+    cancel = partial(
+        end_all, values=end_assignments(spec, Status.CANCELLED), end=AttemptRecord(AttemptOutcome.CANCELLED)
+    )
     return _end_limited(session, spec, where, cancel, limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
-    values = [*ending(spec, Status.DISCARDED), (spec["error"], text)]
+    values = [*end_assignments(spec, Status.DISCARDED), (spec["error"], text)]
     discard = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.DISCARDED, text))
     return _end_limited(session, spec, where, discard, limit)
 
@@ -223,7 +225,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     """
     spec = spec_of(entity)
     session = session_of(session)
-    values = finishing(Fence(spec=spec), Status.DISCARDED, error=CRASHED)
+    values = finish_assignments(Fence(spec=spec), Status.DISCARDED, error=CRASHED)
     if spec.recurs:
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))

@@ -25,7 +25,7 @@ from ..dialects.statements import Parameters, Taking
 from ..kinds.limits import LimitedClaim
 from ..kinds.recurring import skip_runs
 from ..lifecycle.fence import TOKEN, Fence, FencedClaims
-from ..lifecycle.transitions import taking, taking_over
+from ..lifecycle.transitions import claim_assignments, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_NAME, T
 from ..queue.options import Status
@@ -201,7 +201,7 @@ PATIENCE = 1.0
 
 There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
 """
-_claim_assignments = lru_cache(CACHE_SIZE)(taking)
+_claim_assignments = lru_cache(CACHE_SIZE)(claim_assignments)
 
 
 @dataclass(slots=True)
@@ -354,7 +354,7 @@ def _prepare_locked(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> 
         record(adapter, session, [claim_in(task) for task in left], ABANDONED)
     crashed = [task for task in left if is_token_of_worker(getattr(task, spec.attributes["claim_token"]))]
     for some in adapter.keys.batches(spec, [spec.identity_of(task) for task in crashed]):
-        taken_over = write(spec, adapter.keys.key_in(spec, some), taking_over(spec))
+        taken_over = write(spec, adapter.keys.key_in(spec, some), takeover_assignments(spec))
         adapter.rows.execute(session, spec, adapter.keys.by_key(spec, taken_over))
     for task in crashed:
         session.refresh(task, [spec.attributes["max_attempts"], spec.attributes["crashes"]])

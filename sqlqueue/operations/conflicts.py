@@ -29,7 +29,7 @@ from .._support.errors import ArgumentError, DuplicateTaskError
 from .._support.texts import key_text
 from ..dialects.base import Adapter
 from ..dialects.statements import Replacement
-from ..lifecycle.transitions import guarded, is_newer, replacing, unique_by
+from ..lifecycle.transitions import guarded, is_newer, replace_assignments, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.rows import UniqueBy, write
 from ..transaction.ledger import ledger_of
@@ -291,7 +291,9 @@ class Conflicts:
         given = [name for name in names if name not in keys]
         rerun = self.on_conflict == "rerun"
         changed = _next_version(self.spec) if self.version is not self.spec.mapper.version_id_col else {}
-        return lambda proposed: replacing(self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun)
+        return lambda proposed: replace_assignments(
+            self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun
+        )
 
     def _guarded(self, replace: Replacement | None) -> Replacement | None:
         version = self.version

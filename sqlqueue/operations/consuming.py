@@ -16,7 +16,7 @@ from .._support.errors import Claim, ClaimLostError, UnsettledClaimError, new_to
 from .._support.texts import error_text, logger_of
 from ..lifecycle.fence import TOKEN
 from ..lifecycle.kind import kinds_of
-from ..lifecycle.transitions import consuming
+from ..lifecycle.transitions import consume_assignments
 from ..model.companions import history_of
 from ..model.declaration import T
 from ..queue.options import AttemptOutcome
@@ -30,7 +30,7 @@ from .settling import complete, fail
 
 # -- consumes tasks: claims and completes them at once ----------------------------------------------------------------
 
-_consume_assignments = lru_cache(CACHE_SIZE)(consuming)
+_consume_assignments = lru_cache(CACHE_SIZE)(consume_assignments)
 
 
 def consume(

@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import DuplicateTaskError
 from .._support.texts import key_text, logger_of
-from ..lifecycle.transitions import redriving, replacing
+from ..lifecycle.transitions import replace_assignments, retry_assignments
 from ..model.declaration import QueueMixin
-from ..queue.options import FINAL, AttemptOutcome, Status
+from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import is_early, is_final, is_hung, state, utcnow
 from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
-from .recording import HUNG, AttemptRecord
+from .recording import ABANDONED
 from .schedules import plan, schedules
 from .session_criteria import within
 from .settling import cancel, discard
@@ -43,7 +43,7 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     """
     spec, session = spec_of(entity), session_of(session)
     failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
-    redrive = partial(end_all, session, spec, values=redriving(spec), end=AttemptRecord(AttemptOutcome.CRASHED, HUNG))
+    redrive = partial(end_all, session, spec, values=retry_assignments(spec), end=ABANDONED)
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
     return _reactivate(
         session,
@@ -72,7 +72,7 @@ def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
 
 
 def _anew(session: Session, spec: QueueSpec, chosen: Criterion) -> Iterator[Step]:
-    again = replacing(spec, (), lambda _: null(), rerun=False)
+    again = replace_assignments(spec, (), lambda _: null(), rerun=False)
     begin = partial(change, session, spec, assignments=again)
     if not spec.recurs:
         yield chosen, begin

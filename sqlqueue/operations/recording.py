@@ -129,8 +129,6 @@ def _delay(policy: RetryPolicy, attempt: int) -> timedelta | None:
 
 Traceback: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
-HUNG = "crashed: its lease expired without a settlement"
-"""The error of an attempt that its claimer never settled."""
 HASHED = "sha256:"
 """The prefix of a key of which only the hash is stored."""
 _LEFT_OUT = "\n[...]\n"
@@ -145,7 +143,8 @@ class AttemptRecord(NamedTuple):
     traceback: Traceback = None
 
 
-ABANDONED = AttemptRecord(AttemptOutcome.CRASHED, HUNG)
+ABANDONED = AttemptRecord(AttemptOutcome.CRASHED, "crashed: its lease expired without a settlement")
+"""The end of an attempt that its claimer never settled."""
 
 
 def stored_traceback(traceback: Traceback, options: HistoryOptions) -> str | None:

@@ -16,9 +16,9 @@ from .._support.errors import ArgumentError, DuplicateTaskError
 from .._support.texts import logger_of
 from ..dialects.base import Adapter
 from ..kinds import RecurringMixin
-from ..kinds.recurring import planning, stopping
+from ..kinds.recurring import plan_assignments, stop_assignments
 from ..lifecycle.kind import kinds_of
-from ..lifecycle.transitions import overwriting
+from ..lifecycle.transitions import overwrite_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Schedule, is_same, parse, text_of
@@ -81,12 +81,12 @@ def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[A
     running, mine = is_held(spec), ledger_of(session).locked(spec.table)
     if mine:
         running = or_(running, open_(session, spec).keys.key_in(spec, mine))
-    return change(session, spec, chosen, [*given, *stopping(spec, running)])
+    return change(session, spec, chosen, [*given, *stop_assignments(spec, running)])
 
 
 def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
     """Schedule the next run for a schedule's first time from now on, and apply ``given``; return how many changed."""
-    return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
+    return change(session, spec, chosen, plan_assignments(spec, first_run(session, spec, text), given))
 
 
 def schedules(session: Session, spec: QueueSpec, chosen: Criterion) -> Sequence[str]:
@@ -182,8 +182,8 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
     else:
         raise ArgumentError(f"row {number}: give a dictionary or a {spec.entity.__name__}, not {type(task).__name__}")
     check_attributes(spec, number, row)
-    untold = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.untold))
-    refused = sorted({spec.attributes[role] for role in untold} & row.keys())
+    written_by_queue = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.written_by_queue))
+    refused = sorted({spec.attributes[role] for role in written_by_queue} & row.keys())
     if refused:
         raise ArgumentError(f"row {number}: leave out {', '.join(refused)}: only the queue writes them")
     if spec.attributes["schedule"] not in row:
@@ -339,10 +339,10 @@ class _Declaring:
         alive = and_(mine, ~is_final(spec), schedule == row[schedule])
         if schedule in changes:
             return "updated" if self._plan(alive, text, changes) else None
-        return "updated" if change(self._session, spec, alive, overwriting(spec, changes)) else None
+        return "updated" if change(self._session, spec, alive, overwrite_assignments(spec, changes)) else None
 
     def _plan(self, chosen: Criterion, text: str, changes: Mapping[Column[Any], Any]) -> int:
-        return plan(self._session, self._spec, chosen, text, overwriting(self._spec, changes))
+        return plan(self._session, self._spec, chosen, text, overwrite_assignments(self._spec, changes))
 
     def _insert(self, identity: Identity) -> bool:
         """Insert a declared task; return False if another process was faster."""

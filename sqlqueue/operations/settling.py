@@ -25,13 +25,13 @@ from ..kinds.recurring import schedule_next_runs
 from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
-    abandoned,
-    failing,
-    finishing,
-    handing_back,
+    expire_assignments,
+    fail_assignments,
+    finish_assignments,
     lives_on,
-    returning,
-    suspected,
+    release_assignments,
+    return_assignments,
+    suspect_crashes,
 )
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
@@ -106,7 +106,7 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
                 return going_on | gone
             fenced = fenced.without(gone)
         finish = fenced.update(
-            lambda: [*values, *finishing(fence, Status.COMPLETED, stage=stage)],
+            lambda: [*values, *finish_assignments(fence, Status.COMPLETED, stage=stage)],
             key=key,
             only=lives,
         )
@@ -165,8 +165,8 @@ def failed(
         elif policy is not None:
             delays = {number: delay_after(policy, number, spec.entity.__name__) for number in numbers}
         else:
-            return going_on | fenced.write(finishing(fenced.fence, Status.DISCARDED, error=error))
-        values = [*failing(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], error)]
+            return going_on | fenced.write(finish_assignments(fenced.fence, Status.DISCARDED, error=error))
+        values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], error)]
         return going_on | fenced.write(values)
 
     def shows(fence: Fence, shown: Shown) -> Shown | None:
@@ -207,7 +207,7 @@ def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
 def discarded(error: str, *, traceback: Traceback = None) -> Settlement:
     """Discard tasks with an error."""
     return Settlement(
-        write=_update(lambda fence: finishing(fence, Status.DISCARDED, error=error)),
+        write=_update(lambda fence: finish_assignments(fence, Status.DISCARDED, error=error)),
         record=AttemptRecord(AttemptOutcome.DISCARDED, error, traceback),
         status=Status.DISCARDED,
         shows=lambda fence, shown: _final(fence, shown, Status.DISCARDED) | {"error": error},
@@ -231,7 +231,7 @@ def discarded_after_crashes(error: str) -> Settlement:
 
 
 CANCELLED = Settlement(
-    write=_update(lambda fence: finishing(fence, Status.CANCELLED), key="cancelled"),
+    write=_update(lambda fence: finish_assignments(fence, Status.CANCELLED), key="cancelled"),
     record=AttemptRecord(AttemptOutcome.CANCELLED),
     status=Status.CANCELLED,
     shows=lambda fence, shown: _final(fence, shown, Status.CANCELLED),
@@ -263,7 +263,7 @@ def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
     """Postpone tasks, without counting the attempt.  ``error``: because of which they are postponed, if it was one."""
 
     def assignments(fence: Fence) -> Sequence[Assignment]:
-        back = handing_back(fence, delay)
+        back = release_assignments(fence, delay)
         return back if error is None else [*back, (fence.spec["error"], error)]
 
     def shows(fence: Fence, shown: Shown) -> Shown:
@@ -280,13 +280,13 @@ def _released(assignments: Callable[[Fence], Sequence[Assignment]], key: str) ->
 
 
 RELEASED = replace(
-    _released(lambda fence: handing_back(fence, None), "released"),
+    _released(lambda fence: release_assignments(fence, None), "released"),
     shows=lambda fence, shown: _handed_back(fence, shown, Status.AVAILABLE),
 )
 """Returns tasks unfinished, without counting the attempt."""
-RETURNED = _released(lambda fence: returning(fence, fence.spec["crashes"]), "returned")
+RETURNED = _released(lambda fence: return_assignments(fence, fence.spec["crashes"]), "returned")
 """Releases tasks that were not started; whether they crash a process remains unknown."""
-CLEARED = _released(lambda fence: returning(fence, fence.spec["crashes"] - literal_column("1")), "uncounted")
+CLEARED = _released(lambda fence: return_assignments(fence, fence.spec["crashes"] - literal_column("1")), "uncounted")
 """Releases suspects whose process did not crash, or not because of them: takes back :data:`CRASH_COUNTED`."""
 
 
@@ -300,13 +300,19 @@ def _handed_back(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
 def released_after_crash(error: str) -> Settlement:
     """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
     return Settlement(
-        write=_update(lambda fence: [*returning(fence, suspected(fence.spec)), (fence.spec["error"], error)]),
+        write=_update(
+            lambda fence: [*return_assignments(fence, suspect_crashes(fence.spec)), (fence.spec["error"], error)]
+        ),
         record=AttemptRecord(AttemptOutcome.CRASHED, error),
         status=Status.AVAILABLE,
     )
 
 
-RELEASED_AFTER_LEASE = Settlement(write=_update(abandoned, key="abandoned"), record=ABANDONED, status=Status.AVAILABLE)
+RELEASED_AFTER_LEASE = Settlement(
+    write=_update(expire_assignments, key="abandoned"),
+    record=ABANDONED,
+    status=Status.AVAILABLE,
+)
 """Releases tasks whose claimers left them until the lease expired; the attempt counts as if a claim took them over."""
 CRASH_COUNTED = Settlement(
     write=_update(lambda fence: [(fence.spec["crashes"], fence.spec["crashes"] + literal_column("1"))], key="counted")

@@ -17,7 +17,7 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
-from ..lifecycle.transitions import ending, planned_run, restored_key, taking_over
+from ..lifecycle.transitions import end_assignments, planned_run, restored_key, takeover_assignments
 from ..model.companions import history_of
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import delay_after
@@ -146,9 +146,9 @@ def _write(
         if before is not None:
             values.append((before, raised(before)))
     else:
-        values += [*planned_run(spec), *taking_over(spec)]
+        values += [*planned_run(spec), *takeover_assignments(spec)]
     if aside.delay is None:
-        values += ending(spec, Status.DISCARDED)
+        values += end_assignments(spec, Status.DISCARDED)
     else:
         values += [
             *restored_key(spec),  # consuming has made it final

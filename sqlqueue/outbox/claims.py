@@ -18,7 +18,7 @@ from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
 from ..kinds import OutboxMixin
-from ..lifecycle.transitions import taking
+from ..lifecycle.transitions import claim_assignments
 from ..model.companions import history_of
 from ..operations.recording import ABANDONED, last_claims, record
 from ..operations.session_criteria import within
@@ -145,7 +145,7 @@ def claim_messages(
     query = _MessageQuery(spec, scoped, limit)
     lines, mine = _locked_lines(session, adapter, query)
     token = new_token()
-    writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
+    writing = claim_assignments(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
     crashed = _abandoned(session, adapter, spec, mine)
     taken = _take(session, adapter, query, mine, writing)
     record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)

@@ -36,7 +36,7 @@ class Reviews(Kind):
 REVIEWS = Reviews(
     columns={"reviewer": lambda _: optional(key_type(20)), "rounds": lambda _: counter()},
     checks={"reviewer": checks.key},
-    untold=("rounds",),
+    written_by_queue=("rounds",),
 )
 
 
