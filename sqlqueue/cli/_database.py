@@ -19,7 +19,7 @@ from ..diagnostics.check import verify_companions, verify_queues
 from ..dialects import adapter_for
 from ..operations.recording import spoken
 from ..queue.spec import QueueSpec
-from ..worker.deadlines import CONNECT, UNREACHABLE, track
+from ..worker import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal
 
 if TYPE_CHECKING:

@@ -20,10 +20,7 @@ from sqlalchemy.orm import sessionmaker
 from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
-from ..worker import Worker
-from ..worker.reports import LARGEST_PORT, Address, address_of, serve_health
-from ..worker.run import ProcessLimits
-from ..worker.supervisor import supervise
+from ..worker import LARGEST_PORT, Address, ProcessLimits, Worker, address_of, serve_health, supervise
 from ._database import parsed, prepared, refusals
 from ._options import Target, Url, load
 from ._output import refusal, say

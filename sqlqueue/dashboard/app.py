@@ -25,7 +25,7 @@ from .data import session_runner
 from .site import Site, respond
 
 if TYPE_CHECKING:
-    from ..worker.database import Sessions
+    from ..worker import Sessions
 
 logger = logger_of("sqlqueue.dashboard")
 _STATIC = {path.name: path.read_bytes() for path in Path(__file__).with_name("static").iterdir() if path.is_file()}

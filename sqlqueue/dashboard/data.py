@@ -20,7 +20,7 @@ from ..queue.spec import QueueSpec
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
-    from ..worker.database import Sessions
+    from ..worker import Sessions
 
 
 # -- calls functions with a session for the dashboard, from a sessionmaker or an async_sessionmaker -------------------

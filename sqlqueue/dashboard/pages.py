@@ -40,7 +40,7 @@ from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
 from ..transaction.connection import open_
-from ..worker.reports import HAS_PROMETHEUS, TEXT
+from ..worker import HAS_PROMETHEUS, TEXT
 from .access import CELL, LONGEST, Exposure
 from .charts import DAY, HOUR, Chart, Period, chart_of
 from .rendering import first_line

@@ -19,7 +19,7 @@ from sqlqueue import ArgumentError, QueueSession, SQLQueueError
 from .._support.checks import database_url
 from .._support.processes import CONTEXT, start
 from .._support.texts import readable
-from ..worker.deadlines import UNREACHABLE, track
+from ..worker import UNREACHABLE, track
 
 # -- the error that ends a command early ------------------------------------------------------------------------------
 

@@ -15,19 +15,34 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
-from .._support.texts import error_text
+from .._support.texts import error_text, logger_of
 from ..dialects import adapter_for
 from ..operations.recording import brief
 from ..transaction.connection import default_claimer
-from ..worker import Worker
-from ..worker.context import BaseFetcher, WorkerContext
-from ..worker.database import Sessions, keep_running
-from ..worker.deadlines import track, transaction_limit
-from ..worker.fetcher import Poller, Readiness
-from ..worker.handlers import Handler, handler_of, is_coroutine
-from ..worker.jobs import COMPLETED, RELEASED, Job, Outcome, outcome_of, plain_failure, write_outcomes
-from ..worker.reports import Reports, logger
-from ..worker.threads import DaemonThreads, in_task
+from ..worker import (
+    COMPLETED,
+    RELEASED,
+    BaseFetcher,
+    DaemonThreads,
+    Handler,
+    Job,
+    Outcome,
+    Poller,
+    Readiness,
+    Reports,
+    Sessions,
+    Worker,
+    WorkerContext,
+    handler_of,
+    in_task,
+    is_coroutine,
+    keep_running,
+    outcome_of,
+    plain_failure,
+    track,
+    transaction_limit,
+    write_outcomes,
+)
 from .claims import claim_messages, is_first, outbox_of
 
 if TYPE_CHECKING:
@@ -36,6 +51,7 @@ if TYPE_CHECKING:
 
 # -- delivery of messages to the application's publisher --------------------------------------------------------------
 
+logger = logger_of("sqlqueue.worker")
 Publish: TypeAlias = Callable[[list[Any]], object]
 """A function or coroutine function that takes a list of messages."""
 

@@ -27,9 +27,7 @@ from ..queue.schedules import parse
 from ..queue.spec import spec_of
 from ..sql.rows import state
 from ..transaction.ledger import claim_of
-from ..worker import Worker
-from ..worker.database import growing_pauses, passes
-from ..worker.run import handling_signals
+from ..worker import Worker, growing_pauses, handling_signals, passes
 from .execution import RequestExecutor, Users
 
 # -- the table of SQL tasks -------------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ from ..sql.rows import NEVER, clock_ahead, state, utcnow
 from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import claim_of, is_unsettled
-from ..worker import Job, Worker
-from ..worker.handlers import Handler
-from ..worker.jobs import OutcomeKind, current, is_signal, outcome_of, write_outcomes
+from ..worker import Handler, Job, OutcomeKind, Worker, current, is_signal, outcome_of, write_outcomes
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker

@@ -1,10 +1,35 @@
 """The worker: handlers for tasks, run by threads and coroutines, in any number of processes.
 
-It claims and settles by the functions in :mod:`sqlqueue.operations`, as applications do.
+It claims and settles by the functions in :mod:`sqlqueue.operations`, as applications do.  Other packages of the library
+import what they need from here, including names that are not public; a contract of import-linter forbids the modules.
 """
 
-from .jobs import Cancel, Discard, Job, Retry, Snooze, current_job
-from .reports import Health
+from .context import BaseFetcher, WorkerContext
+from .database import Sessions, growing_pauses, keep_running, passes
+from .deadlines import CONNECT, UNREACHABLE, track, transaction_limit
+from .fetcher import Poller, Readiness
+from .handlers import Handler, handler_of, is_coroutine
+from .jobs import (
+    COMPLETED,
+    RELEASED,
+    Cancel,
+    Discard,
+    Job,
+    Outcome,
+    OutcomeKind,
+    Retry,
+    Snooze,
+    current,
+    current_job,
+    is_signal,
+    outcome_of,
+    plain_failure,
+    write_outcomes,
+)
+from .reports import HAS_PROMETHEUS, LARGEST_PORT, TEXT, Address, Health, Reports, address_of, serve_health
+from .run import ProcessLimits, handling_signals
+from .supervisor import supervise
+from .threads import DaemonThreads, in_task
 from .worker import Worker
 
 __all__ = ["Cancel", "Discard", "Health", "Job", "Retry", "Snooze", "Worker", "current_job"]
