@@ -6,10 +6,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Hashable, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, and_
@@ -29,7 +28,7 @@ from ..lifecycle.transitions import claim_assignments, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_NAME, T
 from ..queue.options import Status
-from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
+from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST, Assignment, is_held, is_token_of_worker, write
 from ..sql.selection import Pick, Step, named_picks, picks
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
@@ -54,43 +53,39 @@ class ClaimQuery:
         where: Sequence[Where] = (),
         order_by: OrderBy = (),
         options: Sequence[ExecutableOption] = (),
+        steps: tuple[Step, ...] | None = None,
     ) -> None:
-        """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``."""
+        """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``.
+
+        ``steps``: what to claim, one after another; by default available rows, then due rows.
+        """
         if not isinstance(options, Sequence):
             raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+        order: tuple[Any, ...] = tuple(order_by) if isinstance(order_by, Sequence) else (order_by,)
+        are_columns = (hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order)
+        if isinstance(order_by, str) or not all(are_columns):
+            raise ArgumentError(f"order_by={order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
         self.spec = spec
         self.where = where
-        self.order = _order(spec, order_by)
+        self.order = order
         self.options = options
-        self.steps: tuple[Step, ...] = picks(spec, where, self.order)
+        self.steps: tuple[Step, ...] = picks(spec, where, order) if steps is None else steps
 
     def narrowed(self, where: Sequence[Where], *, named: bool = False) -> ClaimQuery:
         """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
-        narrowed = ClaimQuery(self.spec, where, self.order, self.options)
-        narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
-        return narrowed
+        steps = named_picks(self.spec, where) if named else picks(self.spec, where, self.order)
+        return ClaimQuery(self.spec, where, self.order, self.options, steps[: len(self.steps)])
 
     @cached_property
     def ready(self) -> ClaimQuery:
         """A copy that claims available rows only, for a caller that has just found no due rows."""
-        ready = copy(self)
-        ready.steps = self.steps[:1]
-        return ready
+        return ClaimQuery(self.spec, self.where, self.order, self.options, self.steps[:1])
 
 
 def scoped(session: Session, query: ClaimQuery) -> ClaimQuery:
     """Restrict ``query`` to the rows that the session's loader criteria allow."""
     scope = scope_of(session, query.spec, query.options)
     return query.narrowed([*query.where, *scope]) if scope else query
-
-
-def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
-    order = tuple(order_by) if isinstance(order_by, Sequence) else (order_by,)
-    if isinstance(order_by, str) or not all(
-        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
-    ):
-        raise ArgumentError(f"order_by={order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
-    return order
 
 
 def _check_order(adapter: Adapter, pick: Pick) -> None:
@@ -201,7 +196,6 @@ PATIENCE = 1.0
 
 There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
 """
-_claim_assignments = lru_cache(CACHE_SIZE)(claim_assignments)
 
 
 @dataclass(slots=True)
@@ -268,7 +262,9 @@ class ClaimCall:
                 made = Claim(type(task), spec.identity_of(task), number, token, name)
                 holds.append((instance_state(task), Hold(made, locked_by=name)))
         else:
-            tasks = self.take(query, limit, _claim_assignments(spec, name, self.lease), {TOKEN: token})
+            lease = self.lease
+            assignments = spec.made.get(("claim", name, lease), lambda: claim_assignments(spec, name, lease))
+            tasks = self.take(query, limit, assignments, {TOKEN: token})
             for task in tasks:
                 since = instance_dict(task).get(claimed_at)
                 made = Claim(type(task), spec.identity_of(task), getattr(task, attempt), token, name, since)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -43,29 +45,22 @@ _SHOWN = 3
 _ADVICE = "choose on_conflict='ignore', 'replace' or 'rerun'"
 
 
-class translating:
-    """Context manager that translates a unique key violation into :class:`.DuplicateTaskError`.
+@contextmanager
+def translating(
+    adapter: Adapter, spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None = None, *, handled: bool = False
+) -> Iterator[None]:
+    """Translate a unique key violation in the block into :class:`.DuplicateTaskError`.
 
     ``rows`` are the rows being inserted, keyed by attribute name.  No engine's error code says which key is violated,
     so the error lists the keys of these rows.  Without ``rows``, the violation comes from reactivating a task whose
     ``unique_key`` another task has.  With ``handled``, existing rows with these keys are no violation.
     """
-
-    def __init__(
-        self,
-        adapter: Adapter,
-        spec: QueueSpec,
-        rows: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        handled: bool = False,
-    ) -> None:
-        self.adapter, self.spec, self.rows, self.handled = adapter, spec, rows, handled
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DBAPIError) and self.adapter.errors.is_duplicate(error):
-            raise _duplicate(self.spec, self.rows, handled=self.handled) from error
+    try:
+        yield
+    except DBAPIError as error:
+        if not adapter.errors.is_duplicate(error):
+            raise
+        raise _duplicate(spec, rows, handled=handled) from error
 
 
 def existing(spec: QueueSpec, keys: Sequence[Mapping[str, Any]]) -> DuplicateTaskError:
@@ -165,28 +160,22 @@ _Key: TypeAlias = tuple[Any, ...]
 """The unique constraint, then the values of its columns."""
 
 
+@dataclass(frozen=True, eq=False)
 class Conflicts:
     """Inserts rows, and handles existing rows with the same key as ``on_conflict`` says."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        spec: QueueSpec,
-        *,
-        on_conflict: str,
-        version: Column[Any] | None,
-        scope: Sequence[Criterion],
-    ) -> None:
-        """Changes no row outside of ``scope``."""
-        self.adapter = adapter
-        self.spec = spec
-        self.on_conflict = on_conflict
-        self.version = version
-        self.scope = scope
+    adapter: Adapter
+    spec: QueueSpec
+    on_conflict: str
+    version: Column[Any] | None
+    scope: Sequence[Criterion]
+    """The rows that may be changed."""
 
     def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, keyed by attribute name, each with the expressions of ``fixed``."""
-        common = column_values(self.spec, fixed) | discriminator(self.spec)
+        common = column_values(self.spec, fixed)
+        if self.spec.mapper.polymorphic_on is not None:
+            common |= discriminator(self.spec)
         values = [column_values(self.spec, row) for row in rows]
         if self.on_conflict == "rerun":
             self._refuse_own(session, values)
@@ -236,19 +225,25 @@ class Conflicts:
         if not ways:  # a NULL key conflicts with no row
             adapter.rows.execute(session, spec, insert(spec.table).values(common), rows)
             return
-        replacements = [self._replacement(names, by) for by in ways]
         # with two keys, an upsert on one can fail on the other if both are inserted concurrently
         # no upsert has a condition on every engine
-        can_upsert = len(ways) == 1 and (replacements[0] is None or not self.scope)
-        statement = adapter.inserts.upsert(spec, ways[0], self._guarded(replacements[0])) if can_upsert else None
+        can_upsert = len(ways) == 1 and (self.on_conflict == "ignore" or not self.scope)
+        statement = self._upsert(names, ways[0]) if can_upsert else None
         if statement is not None:
             if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
-                rows = self._not_there(session, rows, ways[0], replacements[0], common)
+                rows = self._not_there(session, rows, ways[0], self._replacement(names, ways[0]), common)
             if rows:
                 adapter.rows.execute(session, spec, statement.values(common), rows)
             return
+        replacements = [self._replacement(names, by) for by in ways]
         for row in self._insert_new(session, rows, ways, common) if len(rows) > 1 else rows:
             self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
+
+    def _upsert(self, names: Sequence[str], by: UniqueBy) -> Any:
+        """Return the statement that inserts columns ``names`` or handles the conflict; ``None`` if there is none."""
+        spec, inserts = self.spec, self.adapter.inserts
+        key = (inserts, by, tuple(names), self.on_conflict, self.version)
+        return spec.made.get(key, lambda: inserts.upsert(spec, by, self._guarded(self._replacement(names, by))))
 
     def _insert_new(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
         """Insert in bulk the ``rows`` without a visible conflict; return the others, which remain to be handled.

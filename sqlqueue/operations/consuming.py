@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -20,7 +19,7 @@ from ..lifecycle.transitions import consume_assignments
 from ..model.companions import history_of
 from ..model.declaration import T
 from ..queue.options import AttemptOutcome
-from ..queue.spec import CACHE_SIZE, QueueSpec, Where, spec_of
+from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import claim_in, claim_of, is_unsettled, ledger_of
@@ -29,8 +28,6 @@ from .recording import Attempt, AttemptRecord, brief, record
 from .settling import complete, fail
 
 # -- consumes tasks: claims and completes them at once ----------------------------------------------------------------
-
-_consume_assignments = lru_cache(CACHE_SIZE)(consume_assignments)
 
 
 def consume(
@@ -81,7 +78,8 @@ def consume_matching(
     if deletes:
         tasks = call.take(query, limit, delete=True)
     else:
-        tasks = call.take(query, limit, _consume_assignments(spec, name), {TOKEN: new_token()})
+        assignments = spec.made.get(("consume", name), lambda: consume_assignments(spec, name))
+        tasks = call.take(query, limit, assignments, {TOKEN: new_token()})
     _record_consumed(session, spec, tasks, name if deletes else None)
     ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():

@@ -240,8 +240,8 @@ def _enqueue_rows(
     fixed = _delayed(spec, options.delay)
     if spec.recurs and not fixed:
         _plan(session, adapter, spec, rows)
-    if options.copy or options.on_conflict != "raise":  # otherwise the ORM sets it
-        _give_versions(spec, rows)
+    if spec.mapper.version_id_col is not None and (options.copy or options.on_conflict != "raise"):
+        _give_versions(spec, rows)  # otherwise the ORM sets it
     announce(session, spec)  # at the start of a transaction, a notification costs no round trip
     with translating(adapter, spec, rows, handled=options.on_conflict != "raise"):
         if options.copy:

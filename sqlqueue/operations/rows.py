@@ -231,7 +231,8 @@ def dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 def check_rows(spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> None:
     """Reject values that cannot be stored, and set the status of rows that have a time."""
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
-    version = options.version.key if options.version_in(spec) is not None and options.version is not None else None
+    column = options.version_in(spec)
+    version = None if column is None else spec.mapper.get_property_by_column(column).key
     if options.on_conflict != "raise" and len(spec.mapper.tables) > 1:
         name = spec.entity.__name__
         raise ArgumentError(f"on_conflict={options.on_conflict!r} needs one table; the rows of {name} are in several")
