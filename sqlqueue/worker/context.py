@@ -24,7 +24,7 @@ from ..operations.unreadable import unreadable_rows
 from ..queue.spec import QueueSpec, Where
 from .children import Children, IsolatedExecutor
 from .completer import Completer
-from .database import Backoff, Database
+from .database import Backoff, Database, keep_running
 from .executor import Done, StartedTasks, ThreadPool
 from .handlers import Handler
 from .jobs import InFlight, Job, Outcome
@@ -158,20 +158,26 @@ class Suspects:
         self._waiting.append(run)
         self._some.set()
 
-    async def run(self) -> None:
-        """Run waiting suspects, one at a time, while all fetchers are held; until cancelled."""
-        while True:
-            await self._some.wait()
+    async def run(self, backoff: Backoff) -> None:
+        """Run waiting suspects, one at a time, while all fetchers are held; until cancelled.
+
+        An error ends none but the suspect that it is about, whose row is found again.
+        """
+        await keep_running(self._turn, lambda: False, backoff)
+
+    async def _turn(self) -> None:
+        if not self._waiting:
             self._some.clear()
+            await self._some.wait()
+        for fetcher in self.fetchers:
+            fetcher.hold()
+        try:
+            await until(lambda: all(fetcher.is_still for fetcher in self.fetchers))
+            while self._waiting:
+                await self._waiting.popleft()()
+        finally:
             for fetcher in self.fetchers:
-                fetcher.hold()
-            try:
-                await until(lambda: all(fetcher.is_still for fetcher in self.fetchers))
-                while self._waiting:
-                    await self._waiting.popleft()()
-            finally:
-                for fetcher in self.fetchers:
-                    fetcher.resume()
+                fetcher.resume()  # before the pause after an error, so that the others run meanwhile
 
 
 async def until(condition: Callable[[], bool]) -> None:

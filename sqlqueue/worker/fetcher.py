@@ -401,18 +401,22 @@ class Fetcher(BaseFetcher):
 
     async def _count_crash(self, job: Job) -> bool:
         """Count a crash of the task in advance.  Returns whether the task still belongs to this worker."""
-        reports = self._context.reports
+        reports, reason = self._context.reports, "its lease expired, or it was cancelled or deleted"
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
         count_crash = partial(settle_some, tasks=[job.claim], settlement=CRASH_COUNTED)
-        lost = await until_success(
-            lambda: run(count_crash),
-            Backoff(f"suspect {job}", reports, self._adapter),
-            partial(passes, adapter=self._adapter),
-        )
+        try:
+            lost = await until_success(
+                lambda: run(count_crash),
+                Backoff(f"suspect {job}", reports, self._adapter),
+                partial(passes, adapter=self._adapter),
+            )
+        except Exception as error:  # for example the rejection by a trigger: the row is found again when its lease ends
+            reports.broken(f"suspect {job}", error)
+            lost, reason = [job.claim], "it could not be suspected"
         if not lost:
             job.crashes, job.is_counted = job.crashes + 1, True
             return job in self._jobs
-        job.lose("its lease expired, or it was cancelled or deleted")
+        job.lose(reason)
         reports.lost(job)
         self._suspects.discard(job)
         self._jobs.discard(job)

@@ -488,7 +488,9 @@ class WorkerRun:
             asyncio.create_task(self._context.paused.run()),
         ]
         fetching = [asyncio.create_task(fetcher.run()) for fetcher in self._fetchers]
-        suspects = asyncio.create_task(self._context.suspects.run())
+        adapters = {self._context.adapter(spec) for spec in self._specs}
+        backoff = Backoff("run a suspect", self._context.reports, *adapters)
+        suspects = asyncio.create_task(self._context.suspects.run(backoff))
         registration = asyncio.create_task(self._registration.run(self))
         recycling = asyncio.create_task(self._until_limit_reached())
         try:

@@ -65,3 +65,25 @@ def test_the_worker_waits_for_the_writer(db: Database) -> None:
     with db.engine.connect() as connection:
         found = set(connection.execute(select(Task.name, Task.attempt, Task.max_attempts, Task.error)).all())
     assert found == {("session", 1, 10, LOCKED), ("plain", 1, 9, None)}
+
+
+def test_a_suspect_that_only_a_lock_would_hold_is_found_again(
+    sync_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocking, engine = BlockingHandler(), sync_db.variant(pool_size=20, connect_args={"timeout": BUSY_TIMEOUT})
+    worker = Worker(engine.sessions(), poll=timedelta(seconds=0.2))
+    worker.handler(Task, Task.name == "plain")(blocking)
+    worker.handler(Task, Task.name == "suspect", mode="lock")(with_session(sync_db))
+    caplog.set_level("INFO", "sqlqueue")
+    sync_db.insert(Task, [{"name": "plain"}])
+    running = Running(worker)
+    blocking.wait_for(1)
+    sync_db.insert(Task, [{"name": "suspect", "crashes": 1}])
+    eventually(lambda: worker._run is not None and worker._run._context.suspects._waiting)
+    with somebody_writes(sync_db):
+        blocking.release()  # nothing else runs, so the suspect may be claimed, which fails
+        eventually(lambda: "cannot run a suspect, next try in " in caplog.text or running.ended)
+    eventually(lambda: set(statuses(sync_db).values()) == {"completed"} or running.ended)
+    running.stop()
+    assert set(statuses(sync_db).values()) == {"completed"}
+    assert count(sync_db, Ledger) == 1

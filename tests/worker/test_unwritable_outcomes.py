@@ -35,6 +35,7 @@ class Delivery(QueueMixin, Base):
     __table_args__ = (
         CheckConstraint("name <> 'refused' OR status <> 'completed'"),
         CheckConstraint("error NOT LIKE '%\N{EURO SIGN}%'"),
+        CheckConstraint("name <> 'innocent' OR crashes < 2"),
         {"mysql_charset": "latin1", "mariadb_charset": "latin1"},
     )
     __queue__ = QueueOptions(max_attempts=1, retry=ConstantBackoff(timedelta(0)))
@@ -286,3 +287,13 @@ def test_an_error_that_cannot_be_described_is_recorded(queue: Database, workers:
     workers.serve(Delivery, handler(queue, kind), concurrency=1)
     eventually(lambda: statuses(queue, Delivery) == {1: "completed", 2: "discarded", 3: "completed"})
     assert errors(queue)[2] == "Silent; determining the outcome raised KeyboardInterrupt"
+
+
+def test_a_suspect_that_cannot_be_suspected_is_given_up(queue: Database, workers: Workers) -> None:
+    """Its crash is counted before it runs, which the database does not accept.  The worker continues."""
+    queue.insert(Delivery, [{"id": 1, "name": "innocent", "crashes": 1}])
+    running = workers.serve(Delivery, without_session(queue))
+    eventually(lambda: running.worker._reports.counts["lost"] == 1 or running.ended)
+    queue.insert(Delivery, [{"id": 2, "name": "fine"}])
+    eventually(lambda: statuses(queue, Delivery)[2] == "completed" or running.ended)
+    assert statuses(queue, Delivery) == {1: "running", 2: "completed"}
