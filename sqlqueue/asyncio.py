@@ -13,8 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
 from .model.declaration import QueueMixin
-from .operations.rows import OnConflict
-from .operations.settling import Tasks
+from .operations import OnConflict, Tasks
 from .queue.spec import Where
 from .session import QueueSession
 

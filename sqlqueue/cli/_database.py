@@ -17,7 +17,7 @@ from .._support.errors import ArgumentError, SQLQueueError
 from .._support.texts import readable
 from ..diagnostics.check import verify_companions, verify_queues
 from ..dialects import adapter_for
-from ..operations.recording import spoken
+from ..operations import spoken
 from ..queue.spec import QueueSpec
 from ..worker import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._support.texts import readable
-from ..operations.pausing import Pause
+from ..operations import Pause
 from ..queue.spec import QueueSpec
 
 

@@ -19,12 +19,8 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from ..model.companions import history_of
-from ..operations import QueueStats
-from ..operations.bulk import BATCH, Batch
-from ..operations.history import count_old_attempts
-from ..operations.pruning import Pruned, is_prunable
+from ..operations import BATCH, CAP, Batch, Pruned, QueueStats, count_old_attempts, is_prunable
 from ..operations.reactivating import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
-from ..operations.statistics import CAP
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import refusals, transact

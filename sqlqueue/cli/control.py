@@ -15,9 +15,7 @@ from .. import operations
 from .._support.checks import MOST_AT_ONCE
 from .._support.texts import ascii_text, host_name, readable
 from ..model.declaration import LONGEST_NAME
-from ..operations import Limit, WorkerInfo, pausing
-from ..operations.pausing import Pause
-from ..operations.workers import check_registered
+from ..operations import Limit, Pause, WorkerInfo, check_registered
 from ..queue.spec import QueueSpec
 from ._database import refusals, transact
 from ._options import AsJson, Queue, Target, Url, Yes, load, queue_of, queues_of
@@ -155,7 +153,7 @@ def pause(
     with refusals("pause"):
         spec = queue_of(target, queue)
         who = _account() if by is None else by
-        change = partial(pausing.pause, entity=spec.entity, topic=topic, reason=reason, paused_by=who)
+        change = partial(operations.pause, entity=spec.entity, topic=topic, reason=reason, paused_by=who)
         _change_pause(url, spec, topic, change, otherwise="It was already paused.", as_json=as_json)
 
 
@@ -172,7 +170,7 @@ def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None
     """
     with refusals("resume"):
         spec = queue_of(target, queue)
-        change = partial(pausing.resume, entity=spec.entity, topic=topic)
+        change = partial(operations.resume, entity=spec.entity, topic=topic)
         _change_pause(url, spec, topic, change, otherwise="It was not paused.", as_json=as_json)
 
 
@@ -180,7 +178,7 @@ def _change_pause(
     url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, otherwise: str, as_json: bool
 ) -> None:
     """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
-    changed, found = transact(url, lambda session: (change(session), pausing.paused(session, spec.entity)))
+    changed, found = transact(url, lambda session: (change(session), operations.paused(session, spec.entity)))
     if as_json:
         print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
         return

@@ -12,11 +12,8 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.texts import key_text
-from ..operations import Bucket, Durations, ErrorGroup, QueueOverview, QueueStats
-from ..operations.failures import LAST
+from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueOverview, QueueStats, paused
 from ..operations.filtering import column
-from ..operations.pausing import Pause, paused
-from ..operations.statistics import CAP
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import refusals, transact

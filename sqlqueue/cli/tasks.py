@@ -17,10 +17,9 @@ from .._support.errors import Claim
 from .._support.texts import key_text, readable
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of
+from ..operations import PastAttempt, spoken
 from ..operations.filtering import column, identity
-from ..operations.history import PastAttempt
 from ..operations.paging import find_all, key_of
-from ..operations.recording import spoken
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.rows import utcnow

@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from .. import operations
 from .._support.texts import logger_of, readable
 from ..diagnostics.check import Target
-from ..operations import pause, reschedule, resume, set_limit, stats
+from ..operations import WorkerInfo
 from ..operations.paging import SCAN
-from ..operations.workers import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .requests import Query, RequestedAction, checked, permitted, requested_action
 from .site import CAP, Change, links_of, respond, site_of, viewer_of
@@ -83,7 +83,7 @@ async def _counted(request: Request, what: RequestedAction) -> tuple[int, list[t
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
         scan = None if what.keys else SCAN  # keys are found by the primary key
-        found = stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
+        found = operations.stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
         states = [(str(status), number) for status, number in found.counts.items() if number]
         possible = what.change.states if what.filter.state is None else {what.filter.state}
         return found.total, states, not found.capped.isdisjoint(possible)
@@ -96,16 +96,16 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
     reason, by = what.text("reason") or None, viewer.name[:LONGEST_NAME]
     match what.action:
         case Action.PAUSE:
-            return lambda session: pause(session, entity, topic, reason=reason, paused_by=by)
+            return lambda session: operations.pause(session, entity, topic, reason=reason, paused_by=by)
         case Action.RESUME:
-            return lambda session: resume(session, entity, topic)
+            return lambda session: operations.resume(session, entity, topic)
         case Action.SET_LIMIT:
             number = whole_number(what.text("limit"))
-            return lambda session: set_limit(session, entity, key, number)
+            return lambda session: operations.set_limit(session, entity, key, number)
     where, schedule = checked(what), what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")
-    return lambda session: reschedule(session, entity, *where, schedule=schedule)
+    return lambda session: operations.reschedule(session, entity, *where, schedule=schedule)
 
 
 def _back(request: Request, what: RequestedAction, change: str | None = None) -> str:
@@ -179,18 +179,19 @@ def _command(request: Request, fields: Query) -> WorkerCommand:
 async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
     """Return the live workers that would receive a command."""
     site = site_of(request)
-    found = await site.database.run(site.time_limited(lambda session: workers(session, site.target), site.first))
+    read = site.time_limited(lambda session: operations.workers(session, site.target), site.first)
+    found = await site.database.run(read)
     return [each for each in found if each.is_live and command.worker in (None, each.id)]
 
 
 def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
     match command.action:
         case Action.DRAIN_WORKERS:
-            return lambda session: drain_workers(session, target, command.worker)
+            return lambda session: operations.drain_workers(session, target, command.worker)
         case Action.STOP_WORKERS:
-            return lambda session: stop_workers(session, target, command.worker)
+            return lambda session: operations.stop_workers(session, target, command.worker)
     number = whole_number(command.number) if command.number else None
-    return lambda session: set_concurrency(session, target, number, command.worker)
+    return lambda session: operations.set_concurrency(session, target, number, command.worker)
 
 
 def _command_text(command: WorkerCommand, told: list[WorkerInfo]) -> str:

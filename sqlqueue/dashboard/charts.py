@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from ..operations import Bucket, timeline
+from .. import operations
+from ..operations import Bucket
 from ..operations.paging import finds_finished
 from ..queue.spec import QueueSpec
 from ..transaction.connection import open_
@@ -75,7 +76,7 @@ def chart_of(session: Session, spec: QueueSpec, period: Period) -> Chart | None:
     """Read the tasks that finished in a period, and draw them; ``None`` if no index finds them."""
     if not finds_finished(open_(session, spec), spec):
         return None
-    buckets = timeline(session, spec.entity, bucket=period.bucket, since=period.since, cap=ROWS)
+    buckets = operations.timeline(session, spec.entity, bucket=period.bucket, since=period.since, cap=ROWS)
     return draw(buckets, period.name)
 
 

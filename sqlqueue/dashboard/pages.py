@@ -15,27 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from .. import operations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..model.companions import history_of, worker_table
-from ..operations import (
-    ErrorGroup,
-    Explanation,
-    Limit,
-    Pause,
-    QueueOverview,
-    QueueStats,
-    errors,
-    limits,
-    overview,
-    paused,
-    stats,
-    why,
-)
+from ..operations import ErrorGroup, Explanation, Limit, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
 from ..operations.filtering import identity
-from ..operations.history import PastAttempt, history
 from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
-from ..operations.workers import WorkerInfo, unserved, workers
 from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
@@ -78,7 +64,7 @@ async def show_overview(request: Request) -> Response:
 
 def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
     """Read the figures of a queue and its pauses, which the page of the queue shares."""
-    return overview(session, spec.entity, cap=CAP, scan=SCAN), paused(session, spec.entity)
+    return operations.overview(session, spec.entity, cap=CAP, scan=SCAN), operations.paused(session, spec.entity)
 
 
 # -- the page of a queue: its figures, and its tasks by a filter ------------------------------------------------------
@@ -250,8 +236,8 @@ def _read_task(session: Session, exposure: Exposure, spec: QueueSpec, key: Ident
         own=exposure.own(spec, task),
         named=exposure.named(spec, task, cut.get(key, {}), LONGEST),
         link=exposure.link_to(task),
-        why=why(session, claim),
-        past=history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),
+        why=operations.why(session, claim),
+        past=operations.history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),
     )
 
 
@@ -278,7 +264,7 @@ async def show_errors(request: Request) -> Response:
 
 
 def _read_errors(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
-    return list(islice(errors(session, spec.entity, cap=FAILURES, scan=SCAN), GROUPS))
+    return list(islice(operations.errors(session, spec.entity, cap=FAILURES, scan=SCAN), GROUPS))
 
 
 # -- the pages of outboxes and of pipelines: the figures of queues of one kind, in all and by stage -------------------
@@ -315,7 +301,7 @@ def _read_figures(session: Session, spec: QueueSpec) -> QueueFigures:
     return QueueFigures(
         name=spec.table.fullname,
         model=spec.entity.__name__,
-        figures=overview(session, spec.entity, cap=CAP, scan=SCAN),
+        figures=operations.overview(session, spec.entity, cap=CAP, scan=SCAN),
         stages=by_stage(session, spec),
     )
 
@@ -324,7 +310,9 @@ def by_stage(session: Session, spec: QueueSpec) -> dict[str, QueueStats]:
     """Return the figures of each stage; none for a queue without stages."""
     stages = spec.options.stages
     scan = SCAN // max(len(stages), 1)  # no index covers the final tasks of a stage
-    return {stage: stats(session, spec.entity, spec["stage"] == stage, cap=CAP, scan=scan) for stage in stages}
+    return {
+        stage: operations.stats(session, spec.entity, spec["stage"] == stage, cap=CAP, scan=scan) for stage in stages
+    }
 
 
 # -- the page of recurring tasks --------------------------------------------------------------------------------------
@@ -394,7 +382,7 @@ async def show_limits(request: Request) -> Response:
 
 
 def _read_limits(session: Session, spec: QueueSpec) -> list[Limit]:
-    return limits(session, spec.entity, first=LIMIT_ROWS)
+    return operations.limits(session, spec.entity, first=LIMIT_ROWS)
 
 
 # -- the page of the workers that have registered ---------------------------------------------------------------------
@@ -406,7 +394,8 @@ async def show_workers(request: Request) -> Response:
     spec = site.first
 
     def read(session: Session) -> tuple[list[WorkerInfo], list[str]]:
-        return workers(session, site.target), [model.__name__ for model in unserved(session, site.target)]
+        unserved = operations.unserved(session, site.target)
+        return operations.workers(session, site.target), [model.__name__ for model in unserved]
 
     found, without = await site.read("workers", read, spec)
     has_table = worker_table(spec.table.metadata) is not None
@@ -434,4 +423,4 @@ async def show_metrics(request: Request) -> Response:
 
 
 def _gauges(session: Session, spec: QueueSpec) -> QueueOverview:
-    return overview(session, spec.entity, cap=COUNTED, scan=SCAN)
+    return operations.overview(session, spec.entity, cap=COUNTED, scan=SCAN)

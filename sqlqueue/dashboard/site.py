@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from .._support.errors import ArgumentError, ConfigurationError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from ..operations.bulk import Batch
+from ..operations import Batch
 from ..queue.spec import QueueSpec
 from .access import Action, Exposure, Viewer
 from .data import SessionRunner, Snapshots, time_limited

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from .._support.errors import ArgumentError
 from .._support.texts import error_text, logger_of
 from ..dialects import adapter_for
-from ..operations.recording import brief
+from ..operations import brief
 from ..transaction.connection import default_claimer
 from ..worker import (
     COMPLETED,

@@ -21,7 +21,7 @@ from .._support.errors import ArgumentError
 from .._support.texts import logger_of
 from ..dialects import adapter_for, long_text_type, text_type
 from ..kinds import LimitMixin, RecurringMixin, SlotMixin
-from ..operations.recording import brief, spoken
+from ..operations import brief, spoken
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
 from ..queue.spec import spec_of
