@@ -32,7 +32,7 @@ from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.rows import LARGEST, Assignment, is_held, is_token_of_worker, write
 from ..sql.selection import Pick, Step, named_picks, picks
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
-from ..transaction.ledger import Hold, claim_in, claim_of, guard, ledger_of, settle
+from ..transaction.ledger import Hold, claim_in, claim_of, guard, ledger_of, mark_settled
 from .recording import ABANDONED, last_claims, record
 from .session_criteria import scope_of
 from .unreadable import set_aside
@@ -171,11 +171,11 @@ def claim_matching(
     lease: Lease = "default",
     claimed_by: str | None = None,
     tokens: Callable[[], int] = new_token,
-    holds: bool = False,
+    locks_only: bool = False,
 ) -> Sequence[Any]:
     """Claim as :func:`claim_many` does, with a new token from ``tokens`` for each claiming statement.
 
-    ``holds``: only the locks of the open transaction enforce limits.
+    ``locks_only``: only the locks of the open transaction enforce limits.
     """
     count("limit", limit)
     if lease is not None and lease != "default":
@@ -187,7 +187,7 @@ def claim_matching(
     call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens)
     if not spec.is_limited:
         return call.claim(query, limit)
-    adapter = open_(session, spec, Access.HOLD if holds or until is None else Access.CLAIM)
+    adapter = open_(session, spec, Access.HOLD if locks_only or until is None else Access.CLAIM)
     return call.with_slots(adapter).claim(query.where, query.order, limit)
 
 
@@ -245,7 +245,7 @@ class ClaimCall:
             kept += [task for task in tasks if spec.identity_of(task) not in skipped]
             for task in tasks:
                 if spec.identity_of(task) in skipped:
-                    settle(self.session, task, "skipped")
+                    mark_settled(self.session, task, "skipped")
             if not skipped or self.is_over:
                 return kept
 

@@ -69,7 +69,7 @@ def consume_matching(
     """Claim and complete as :func:`consume_many` does."""
     spec, session = query.spec, session_of(session)
     if any(kind.continues(spec) for kind in kinds_of(spec)):
-        tasks = claim_matching(session, query, limit, claimed_by=claimed_by, holds=True)
+        tasks = claim_matching(session, query, limit, claimed_by=claimed_by, locks_only=True)
         return _complete_at_once(session, spec, tasks)
     count("limit", limit)
     name, deletes = claimer_name(claimed_by), spec.options.on_complete == "delete"

@@ -20,6 +20,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import utcnow
 from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.ledger import row_of
 from .filtering import identity
 from .recording import HASHED, task_key
 from .session_criteria import is_restricted, refuse_if_restricted, within
@@ -67,7 +68,7 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAU
 
     A primary key that is used again after its row was deleted has the attempts of both rows.
     """
-    spec, key = _named(task)
+    spec, key = row_of(task)
     count("limit", limit)
     table = _history_of(spec).table
     session = session_of(session)
@@ -166,13 +167,6 @@ def identity_of(spec: QueueSpec, key: str) -> Identity | None:
         return None if key.startswith(HASHED) else identity(spec, key)
     except ArgumentError:
         return None
-
-
-def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
-    if isinstance(task, Claim):
-        return spec_of(task.entity), task.identity
-    spec = spec_of(type(task))
-    return spec, spec.identity_of(task)
 
 
 def _history_of(spec: QueueSpec) -> History:

@@ -74,82 +74,6 @@ def waits(spec: QueueSpec) -> Criterion:
     return or_(is_early(spec), is_unplanned(spec)) if spec.recurs else is_early(spec)
 
 
-def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
-    """Return the portions that make up all tasks: due tasks, available tasks, final and unknown ones.
-
-    The order matters: the columns of a union take their types from its first part.
-    """
-    # rows with an unknown status are counted with the final ones: no index contains only those either
-    unfinished = [state(status) for status in (Status.AVAILABLE, *DUE)]
-    return (
-        Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
-        Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
-        Portion(rows=spec["status"].not_in(unfinished), states=FINAL),
-    )
-
-
-def windowed(windows: Windows, where: Sequence[Where]) -> Iterator[Portion]:
-    """Yield the portions of tasks that satisfy ``where``, like :func:`portions`, each read through a window."""
-    whole = {status: portion for portion in portions(windows.spec) for status in portion.states}
-    for states, window in windows.all(where):
-        yield replace(whole[states[0]], states=states, window=window)
-
-
-def cut(adapter: Adapter, session: Session, asked: Iterable[Portion]) -> set[str]:
-    """Return the states, or flags, whose counts are lower bounds because their windows have more rows than are read."""
-    found = (portion for portion in asked if portion.window is not None and portion.window.is_cut(session))
-    return {name for portion in found for name in portion.states or portion.flags}
-
-
-def counted(spec: QueueSpec, where: Iterable[Where], asked: Sequence[Portion], cap: int | None) -> Select[Any]:
-    """Return one statement with a row per state, or per portion without states: counts, flags, moments and the current
-    time.
-    """
-    criteria = tuple(where)
-    flags = list(dict.fromkeys(name for portion in asked for name in portion.flags))
-    moments = list(dict.fromkeys(name for portion in asked for name in portion.moments))
-    found = union_all(
-        *(_measured(portion, _looked_at(spec, portion, criteria, cap), flags, moments) for portion in asked)
-    ).subquery("found")
-    # read the clock once: within the subquery, SQLite would read it for each row
-    shown = (representable(each).label(each.name) if each.name in moments else each for each in found.c)
-    return select(*shown, utcnow().label("moment"))
-
-
-def _looked_at(spec: QueueSpec, portion: Portion, where: Sequence[Where], cap: int | None) -> Subquery:
-    flags = (case((criterion, literal_column("1"))).label(name) for name, criterion in portion.flags.items())
-    moments = (moment.label(name) for name, moment in portion.moments.items())
-    # leave out a status that is not needed: an engine would read the row in addition to its index
-    status = [spec["status"].label("status")] if portion.states else []
-    columns = (*status, *flags, *moments)
-    if portion.window is not None:
-        return portion.window.select(*columns, limit=cap).subquery("each_task")
-    rows = select(*columns).where(only(spec, portion.rows, *where))
-    return (rows if cap is None else rows.order_by(*portion.order).limit(cap)).subquery("each_task")
-
-
-def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: Iterable[str]) -> Select[Any]:
-    nothing: ColumnElement[int] = literal_column("0")
-    columns: list[ColumnElement[Any]] = [
-        func.count().label("tasks"),
-        *((func.count(each.c[name]) if name in portion.flags else nothing).label(name) for name in flags),
-        *((func.min(each.c[name]) if name in portion.moments else null()).label(name) for name in moments),
-    ]
-    status: list[ColumnElement[Any]] = [each.c.status if portion.states else null().label("status")]
-    measured = select(*status, *columns).select_from(each)
-    return measured.group_by(each.c.status) if portion.states else measured
-
-
-def capped(rows: Iterable[Any], asked: Iterable[Portion], cap: int | None) -> set[str]:
-    """Return the states whose counts are lower bounds because counting their portion stopped at the cap."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        if row.status is not None:
-            counts[row.status if row.status in KNOWN else FINAL[0]] += row.tasks  # the portion that counts unknown ones
-    full = (p.states for p in asked if cap is not None and sum(counts[each] for each in p.states) >= cap)
-    return {status for states in full for status in states}
-
-
 # -- statistics of a queue: task counts, ages and throughput. The functions lock nothing ------------------------------
 
 V = TypeVar("V")
@@ -335,11 +259,26 @@ class _Count:
         return cls(adapter=adapter, session=session, spec=spec, where=criteria, cap=cap, windows=windows)
 
     def portions(self) -> Sequence[Portion]:
-        """Return the portions that make up all tasks."""
-        return portions(self.spec) if self.windows is None else list(windowed(self.windows, self.where))
+        """Return the portions that make up all tasks: due tasks, available tasks, final and unknown ones.
+
+        The order matters: the columns of a union take their types from its first part.
+        """
+        spec = self.spec
+        # rows with an unknown status are counted with the final ones: no index contains only those either
+        unfinished = [state(status) for status in (Status.AVAILABLE, *DUE)]
+        every = (
+            Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
+            Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
+            Portion(rows=spec["status"].not_in(unfinished), states=FINAL),
+        )
+        if self.windows is None:
+            return every
+        whole = {status: portion for portion in every for status in portion.states}
+        found = self.windows.all(self.where)
+        return [replace(whole[states[0]], states=states, window=window) for states, window in found]
 
     def read(self, asked: Sequence[Portion]) -> tuple[Sequence[Any], set[str]]:
-        """Return the rows of the statement that counts, and which counts are lower bounds."""
+        """Return the rows of the statement that counts, and the states or flags whose counts are lower bounds."""
         try:
             rows = self._rows(asked)
         except Exception as error:
@@ -347,11 +286,54 @@ class _Count:
                 raise
             none = cast(null(), self.spec["available_at"].type)  # instead of a time that cannot be read
             rows = self._rows([replace(each, moments=dict.fromkeys(each.moments, none)) for each in asked])
-        return rows, capped(rows, asked, self.cap) | cut(self.adapter, self.session, asked)
+        counts: Counter[str] = Counter()
+        for row in rows:
+            if row.status is not None:
+                # the portion that counts unknown ones
+                counts[row.status if row.status in KNOWN else FINAL[0]] += row.tasks
+        limits = set[str]()
+        for portion in asked:
+            if self.cap is not None and sum(counts[each] for each in portion.states) >= self.cap:
+                limits.update(portion.states)
+            if portion.window is not None and portion.window.is_cut(self.session):  # it has more rows than are read
+                limits.update(portion.states or portion.flags)
+        return rows, limits
 
     def _rows(self, asked: Sequence[Portion]) -> Sequence[Any]:
-        statement = counted(self.spec, self.where, asked, self.cap)
+        """Execute one statement with a row per state, or per portion without states: counts, flags, moments and the
+        current time.
+        """
+        flags = list(dict.fromkeys(name for portion in asked for name in portion.flags))
+        moments = list(dict.fromkeys(name for portion in asked for name in portion.moments))
+        parts = (_measured(portion, self._each_task(portion), flags, moments) for portion in asked)
+        found = union_all(*parts).subquery("found")
+        # read the clock once: within the subquery, SQLite would read it for each row
+        shown = (representable(each).label(each.name) if each.name in moments else each for each in found.c)
+        statement = select(*shown, utcnow().label("moment"))
         return self.adapter.rows.execute(self.session, self.spec, statement).all()
+
+    def _each_task(self, portion: Portion) -> Subquery:
+        flags = (case((criterion, _ONE)).label(name) for name, criterion in portion.flags.items())
+        moments = (moment.label(name) for name, moment in portion.moments.items())
+        # leave out a status that is not needed: an engine would read the row in addition to its index
+        status = [self.spec["status"].label("status")] if portion.states else []
+        columns = (*status, *flags, *moments)
+        if portion.window is not None:
+            return portion.window.select(*columns, limit=self.cap).subquery("each_task")
+        rows = select(*columns).where(only(self.spec, portion.rows, *self.where))
+        return (rows if self.cap is None else rows.order_by(*portion.order).limit(self.cap)).subquery("each_task")
+
+
+def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: Iterable[str]) -> Select[Any]:
+    nothing: ColumnElement[int] = literal_column("0")
+    columns: list[ColumnElement[Any]] = [
+        func.count().label("tasks"),
+        *((func.count(each.c[name]) if name in portion.flags else nothing).label(name) for name in flags),
+        *((func.min(each.c[name]) if name in portion.moments else null()).label(name) for name in moments),
+    ]
+    status: list[ColumnElement[Any]] = [each.c.status if portion.states else null().label("status")]
+    measured = select(*status, *columns).select_from(each)
+    return measured.group_by(each.c.status) if portion.states else measured
 
 
 def _looking_over(counting: _Count) -> list[Portion]:

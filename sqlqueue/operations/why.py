@@ -18,11 +18,11 @@ from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
-from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
+from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec
 from ..sql.rows import UTCDateTime, ended, is_token_of_worker, representable, utcnow
 from ..sql.selection import COUNTED, Pick, before, capped_count, picks
 from ..transaction.connection import AnySession, open_, session_of
-from ..transaction.ledger import ledger_of
+from ..transaction.ledger import ledger_of, row_of
 from .paging import finds_finished
 from .pausing import pauses_of
 from .recording import brief
@@ -68,7 +68,7 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     divided by the number of attempts that ended within the last minute, read from the history; without a
     :class:`.HistoryMixin`, by how many tasks finished, which needs ``retention``: it gives the model an index of them.
     """
-    spec, identity = _named(task)
+    spec, identity = row_of(task)
     session = session_of(session)
     adapter = open_(session, spec)
     seen = _read(session, adapter, spec, identity)
@@ -83,13 +83,6 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
         reasons=tuple(_reasons(session, adapter, seen)),
         at=seen.now,
     )
-
-
-def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
-    if isinstance(task, Claim):
-        return spec_of(task.entity), task.identity
-    spec = spec_of(type(task))
-    return spec, spec.identity_of(task)
 
 
 def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identity) -> SeenTask | None:

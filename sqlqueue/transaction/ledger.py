@@ -258,7 +258,7 @@ def _unsettled(state: InstanceState[Any], task: object) -> Hold:
     raise IllegalTransitionError(f"{name} {reason}. Only claimed tasks can be settled, and only once", task=task)
 
 
-def settle(session: Session, task: object, how: str) -> None:
+def mark_settled(session: Session, task: object, how: str) -> None:
     """Mark the claim of ``task`` as settled, and expire the instance.  Raises :class:`.IllegalTransitionError` if it
     has none."""
     hold = hold_of(task)
@@ -291,6 +291,14 @@ def claim_in(task: object) -> Claim:
     spec = spec_of(type(task))
     names = (spec.attributes[role] for role in ("attempt", "claim_token", "claimed_by", "claimed_at"))
     return Claim(type(task), spec.identity_of(task), *(getattr(task, name) for name in names))
+
+
+def row_of(task: object) -> tuple[QueueSpec, Identity]:
+    """Return the queue and the primary key of a claim, or of an instance that has been stored."""
+    if isinstance(task, Claim):
+        return spec_of(task.entity), task.identity
+    spec = spec_of(type(task))
+    return spec, spec.identity_of(task)
 
 
 def claim_made(task: Any) -> Claim:

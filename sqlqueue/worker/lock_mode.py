@@ -19,7 +19,7 @@ from .._support.errors import ArgumentError
 from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
-from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, settle
+from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, mark_settled
 from .context import BaseFetcher, CallDurations, WorkerContext
 from .deadlines import Deadline
 from .executor import TRIES, Executor, close
@@ -169,11 +169,11 @@ class LockingExecutor(Executor):
             elif job.crashes and not alone:
                 has_suspects = True
                 self._suspect(job.claim.identity)
-                settle(transaction.session, task, "released")
+                mark_settled(transaction.session, task, "released")
             else:
                 self._run(transaction, job)
         for task in filter(is_unsettled, left):  # there are none if the handler has ended the transaction
-            settle(transaction.session, task, "released")  # nothing is written: the commit unlocks it
+            mark_settled(transaction.session, task, "released")  # nothing is written: the commit unlocks it
         return not has_suspects
 
     def _run(self, transaction: _Transaction, job: Job) -> None:
