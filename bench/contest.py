@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Engine, delete, func, select
 
-from sqlqueue import Status
+from sqlqueue import Status, utcnow
 from sqlqueue.evaluation.support import EvaluationError, sessions
-from sqlqueue.sql.rows import utcnow
 
 from .baselines import BASELINES
 from .figures import ContenderKind, Entry, Figure, Round

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, func, insert, literal_column, select
 from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
 
-from sqlqueue import QueueMixin, QueueSession, Status
-from sqlqueue.sql.rows import utcnow
+from sqlqueue import QueueMixin, QueueSession, Status, utcnow
 
 from .figures import Spread
 from .servertime import ServerTime, read_server_time

@@ -12,9 +12,8 @@ from statistics import median, quantiles
 from sqlalchemy import Engine, delete, select
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession
+from sqlqueue import QueueSession, utcnow
 from sqlqueue.evaluation.support import ChildProcess
-from sqlqueue.sql.rows import utcnow
 
 from .baselines import BASELINES
 from .child import TaskStart, listener_process, worker_process

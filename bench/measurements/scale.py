@@ -35,8 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
-from sqlqueue import QueueMixin
-from sqlqueue.sql.rows import utcnow
+from sqlqueue import QueueMixin, utcnow
 
 CHUNK = 100_000
 BATCH = 1_000

@@ -26,10 +26,11 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.support import reached
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
+from sqlqueue.worker import Job
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.executor import CoroutinePool, Executor
 from sqlqueue.worker.handlers import handler_of
-from sqlqueue.worker.jobs import COMPLETED, Job, write_what_is_free
+from sqlqueue.worker.jobs import COMPLETED, write_what_is_free
 from sqlqueue.worker.reports import make_reports
 
 LEASE = timedelta(minutes=5)

@@ -30,9 +30,8 @@ from bench.workloads import (
     together,
     together_writing,
 )
-from sqlqueue import Status
+from sqlqueue import Status, utcnow
 from sqlqueue.evaluation.support import EvaluationError
-from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Database
 
 LEASE = timedelta(minutes=5)

@@ -34,21 +34,22 @@ _STATIC = {path.name: path.read_bytes() for path in Path(__file__).with_name("st
 class Dashboard:
     """The dashboard, an ASGI application to mount under any path: ``app.mount("/queues", Dashboard(Session, Base))``.
 
-    ``sessions``: a ``sessionmaker`` or ``async_sessionmaker``.  ``target``: a declarative base, its ``MetaData``, or a
-    single queue model, as for :func:`.check`; the dashboard shows the queues that it has at the time of a request.
-
-    ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
-    with the actions that are permitted; ``None`` to deny access; or a response, such as a redirect to a login page.
-    Without it, nobody is admitted; for development there is :func:`.only_this_machine`.
-
-    ``columns``: the attributes of the application's models to show besides the queue's own columns, by model. Columns
-    with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if named here.
-    ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead. It is not
-    given the viewer, because viewers of one scope share the result, and of a long text only the beginning: 2,000
-    characters in tables, 100,000 on the page of a task.
-    ``filters``: the attributes that tasks can be filtered by, by model; they should be indexed. ``link``: called with a
-    task; returns the URL of the application's own page for it, or ``None``. ``title``: the heading of all pages.
-    ``statement_limit``: the longest time that a statement of a page may take.
+    - ``sessions``: a ``sessionmaker`` or ``async_sessionmaker``.
+    - ``target``: a declarative base, its ``MetaData``, or a single queue model, as for :func:`.check`; the dashboard
+      shows the queues that it has at the time of a request.
+    - ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
+      with the actions that are permitted; ``None`` to deny access; or a response, such as a redirect to a login page.
+      Without it, nobody is admitted; for development there is :func:`.only_this_machine`.
+    - ``columns``: the attributes of the application's models to show besides the queue's own columns, by model; none by
+      default. Columns with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if
+      named here.
+    - ``filters``: the attributes that tasks can be filtered by, by model; none by default. They should be indexed.
+    - ``redact``: called with a task, the name of an attribute in ``columns`` and its value; returns what to show
+      instead. By default, values are shown as they are. It is not given the viewer, because viewers of one scope share
+      the result, and of a long text only the beginning: 2,000 characters in tables, 100,000 on the page of a task.
+    - ``link``: called with a task; returns the URL of the application's own page for it, or ``None``, as by default.
+    - ``title``: the heading of all pages, ``Queues`` by default.
+    - ``statement_limit``: the longest time that a statement of a page may take; 5 seconds by default.
 
     Pages read the database only when they are requested, and viewers share the results for three seconds: if sessions
     see different rows for different viewers, these must have different scopes, see :class:`.Viewer`.  ``/metrics``

@@ -11,9 +11,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateSchema, DropIndex, DropSchema
 
-from sqlqueue import LimitMixin, PauseMixin, QueueMixin, QueueOptions, SchemaMismatchError, SlotMixin, verify_schema
+from sqlqueue import (
+    LimitMixin,
+    PauseMixin,
+    QueueMixin,
+    QueueOptions,
+    SchemaMismatchError,
+    SlotMixin,
+    Status,
+    verify_schema,
+)
 from sqlqueue.diagnostics.drift import lost_triggers
-from sqlqueue.queue.options import Status
 from sqlqueue.queue.spec import spec_of
 from tests.check.checking import execute, findings, found
 from tests.support.harness import Database

@@ -10,11 +10,10 @@ from sqlalchemy import Column, DateTime, Identity, Integer, MetaData, String, Ta
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import DropIndex
 
-from sqlqueue import QueueMixin, SchemaMismatchError, verify_schema
+from sqlqueue import Finding, QueueMixin, SchemaMismatchError, Severity, verify_schema
 from sqlqueue.diagnostics.check import verify_queues
 from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import OutboxMixin
-from sqlqueue.queue.spec import Finding, Severity
 from tests.check.checking import CLAIM, TABLE, changed, execute, findings, found
 from tests.support.check_models import Base, Post
 from tests.support.harness import Database

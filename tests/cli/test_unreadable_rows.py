@@ -10,10 +10,9 @@ from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
-from sqlqueue import Claim, Status, check, utcnow
+from sqlqueue import Cause, Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.requests import cursor, position
-from sqlqueue.lifecycle.kind import Cause
 from sqlqueue.operations import unreadable
 from sqlqueue.operations.paging import key_of, page, places_of
 from sqlqueue.testing import assert_enqueued

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlqueue import QueueSession
+from sqlqueue import QueueSession, utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limits import create_slots
 from sqlqueue.model.companions import worker_table
@@ -12,7 +12,6 @@ from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
-from sqlqueue.sql.rows import utcnow
 from sqlqueue.sql.selection import picks
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS

@@ -16,10 +16,9 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
-from sqlqueue import QueueMixin, UnsupportedDialectError
+from sqlqueue import QueueMixin, UnsupportedDialectError, utcnow
 from sqlqueue.dialects import adapter_for, adapters, moment_defaults
 from sqlqueue.dialects.postgresql import PostgreSQL
-from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Database
 from tests.support.models import Base, Task
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.dialects import mssql
 
+from sqlqueue import utcnow
 from sqlqueue._support.checks import LONGEST_DURATION
-from sqlqueue.sql.rows import utcnow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 250_000)
 UNITS = ("microsecond", "second", "minute", "day")

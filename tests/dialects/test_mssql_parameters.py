@@ -25,10 +25,11 @@ from sqlqueue import (
     SlotMixin,
     TopicMixin,
     UniqueMixin,
+    promote,
 )
 from sqlqueue.dialects import adapters
 from sqlqueue.operations.pausing import not_paused
-from sqlqueue.operations.upkeep import extend, postpone, promote
+from sqlqueue.operations.upkeep import extend, postpone
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import URL, select
 
 from sqlqueue import Worker
+from sqlqueue.worker import Job
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.executor import Executor
-from sqlqueue.worker.jobs import Job
 from sqlqueue.worker.reports import Liveness, Reports
 from tests.drivers import tds, tns
 from tests.drivers.cases import (

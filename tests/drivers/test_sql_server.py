@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.sqltasks.execution import RequestExecutor, RequestFailed, Users
+from sqlqueue.sqltasks import RequestFailed
+from sqlqueue.sqltasks.execution import RequestExecutor, Users
 from tests.drivers.cases import ODBC, raised, taken_for, url_of
 from tests.drivers.tds import GREETINGS, Answer, Drop, Failure, FakeServer, Silence
 from tests.drivers.worker_parts import is_dropped

@@ -13,10 +13,11 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import adapter_for
+from sqlqueue.worker import Job
 from sqlqueue.worker.completer import Completer
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handlers import Handler
-from sqlqueue.worker.jobs import COMPLETED, InFlight, Job
+from sqlqueue.worker.jobs import COMPLETED, InFlight
 from sqlqueue.worker.reports import Liveness, Reports
 from tests.support.models import Task
 

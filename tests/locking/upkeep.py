@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlqueue import prune, rescue
-from sqlqueue.operations.upkeep import postpone, promote
+from sqlqueue import promote, prune, rescue
+from sqlqueue.operations.upkeep import postpone
 from tests.locking.guarantees import can_be_claimed
 from tests.locking.interleaving import COMMIT, Do, Script, Step
 from tests.locking.steps import COMPLETE, CRASHED, FAIL, HUNG, PAST, Scenario, changed, claim, rows_of

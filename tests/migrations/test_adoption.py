@@ -14,11 +14,11 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
-from sqlqueue import ArgumentError, QueueSession, Status
+from sqlqueue import ArgumentError, QueueSession, Status, utcnow
 from sqlqueue.alembic import MigrationOptions
 from sqlqueue.diagnostics.drift import drift
 from sqlqueue.model.declaration import queues
-from sqlqueue.sql.rows import NEVER, utcnow
+from sqlqueue.sql.rows import NEVER
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions

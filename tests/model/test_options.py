@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sqlqueue import ArgumentError, ExponentialBackoff, HistoryOptions, QueueOptions, Worker
+from sqlqueue.dashboard import Dashboard
 from sqlqueue.sqltasks import SQLTaskDatabase
 
 
@@ -62,7 +63,9 @@ def test_delays_of_a_backoff() -> None:
     assert 10.5 < max(shaken) <= 11
 
 
-@pytest.mark.parametrize("documented", [QueueOptions, HistoryOptions, Worker, Worker.handler, SQLTaskDatabase])
+@pytest.mark.parametrize(
+    "documented", [QueueOptions, HistoryOptions, Worker, Worker.handler, SQLTaskDatabase, Dashboard]
+)
 def test_each_option_is_an_item_of_the_documentation(documented: Any) -> None:
     options = [name for name in inspect.signature(documented).parameters if name not in {"self", "entity", "where"}]
     items = re.findall(r"^- (.*?):", inspect.getdoc(documented) or "", re.MULTILINE)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from sqlqueue import ArgumentError, ClaimLostError, Every
+from sqlqueue import ArgumentError, ClaimLostError, Every, cancel, retry
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations import bulk, cancel, retry
+from sqlqueue.operations import bulk
 from sqlqueue.operations.bulk import Batch, in_batches, limited
 from sqlqueue.queue.options import DUE, FINAL
 from sqlqueue.queue.spec import spec_of

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from sqlqueue import Claim, Status
+from sqlqueue import AttemptOutcome, Claim, Status
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted
-from sqlqueue.queue.options import FAILED, AttemptOutcome
+from sqlqueue.queue.options import FAILED
 from sqlqueue.sql.rows import NEVER
 from tests.support import history
 from tests.support.engines import EngineCase

@@ -17,8 +17,8 @@ from sqlqueue import (
     RetryByError,
     Status,
     claim_of,
+    utcnow,
 )
-from sqlqueue.sql.rows import utcnow
 from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
-from sqlqueue import ArgumentError
+from sqlqueue import ArgumentError, utcnow
 from sqlqueue.queue.options import FINAL
-from sqlqueue.sql.rows import NEVER, utcnow
+from sqlqueue.sql.rows import NEVER
 from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task

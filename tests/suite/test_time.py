@@ -14,8 +14,8 @@ from sqlalchemy import select
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
+from sqlqueue import utcnow
 from sqlqueue.dialects import key_type, timestamp_type
-from sqlqueue.sql.rows import utcnow
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import clock, row, rows, zones

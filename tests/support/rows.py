@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import RowMapping, func, insert, inspect, select, update
 from sqlalchemy.orm import Session
 
-from sqlqueue import Claim
-from sqlqueue.sql.rows import utcnow
+from sqlqueue import Claim, utcnow
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Task
 

@@ -32,9 +32,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import IntegrityError
 
 from sqlqueue import ArgumentError, Discard, Worker
+from sqlqueue.worker import Health
 from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
-from sqlqueue.worker.reports import CONNECTIONS, Address, Health, address_of, serve_health
+from sqlqueue.worker.reports import CONNECTIONS, Address, address_of, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task, Traced
 from tests.support.workers import (
