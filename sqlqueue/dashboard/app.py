@@ -21,7 +21,7 @@ from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
 from . import actions, pages
 from .access import Authorize, Columns, Exposure, Link, Permission, Redact, SameOrigin, StrictHeaders, is_static, nobody
-from .data import session_runner
+from .data import SessionRunner
 from .site import Site, respond
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Dashboard:
         self._app.router.redirect_slashes = False  # it would redirect to the Host header, which is not trusted
         self._app.state.site = Site(
             target=target,
-            database=session_runner(sessions),
+            database=SessionRunner(sessions),
             exposure=Exposure(columns=columns or {}, filters=filters or {}, redact=redact, link=link),
             title=title,
             most=statement_limit,

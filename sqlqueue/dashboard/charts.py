@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -83,14 +83,15 @@ def chart_of(session: Session, spec: QueueSpec, period: Period) -> Chart | None:
 def draw(buckets: Sequence[Bucket], period: str) -> Chart:
     """Draw buckets of time."""
     most = max((each.completed + each.failed + each.cancelled for each in buckets), default=0)
-    durations = [each.run_time.p95 for each in buckets] + [each.waiting_time.p95 for each in buckets]
-    longest = max((each for each in durations if each is not None), default=timedelta(0))
-    lines = (("ran", _run_time), ("waited", _waiting_time))
+    ran = [each.run_time.p95 for each in buckets]
+    waited = [each.waiting_time.p95 for each in buckets]
+    longest = max((each for each in (*ran, *waited) if each is not None), default=timedelta(0))
+    lines = (("ran", ran), ("waited", waited)) if longest else ()
     return Chart(
         period=period,
         bars=list(_bars(buckets, most)),
         most=most,
-        lines=[Line(kind=kind, points=_points(buckets, of, longest)) for kind, of in lines] if longest else [],
+        lines=[Line(kind=kind, points=_points(durations, longest)) for kind, durations in lines],
         longest=longest,
         summary=_summary(buckets, period),
         is_partial=any(each.capped for each in buckets),
@@ -107,27 +108,17 @@ def _bars(buckets: Sequence[Bucket], most: int) -> Iterator[Bar]:
                 height = max((HEIGHT - _FOOT) * count / most, 1.5)
                 top -= height
                 text = f"{bucket.start:%H:%M}Z: {count:,} {kind}"
-                yield Bar(
-                    kind, round(number * width + 0.5, 2), round(top, 2), round(width - 1, 2), round(height, 2), text
-                )
+                left = round(number * width + 0.5, 2)
+                yield Bar(kind, left, round(top, 2), round(width - 1, 2), round(height, 2), text)
 
 
-def _points(buckets: Sequence[Bucket], of: Callable[[Bucket], timedelta | None], longest: timedelta) -> str:
-    width = WIDTH / max(len(buckets), 1)
-    found = ((number, of(bucket)) for number, bucket in enumerate(buckets))
+def _points(durations: Sequence[timedelta | None], longest: timedelta) -> str:
+    width = WIDTH / max(len(durations), 1)
     return " ".join(
         f"{(number + 0.5) * width:.1f},{HEIGHT - 1 - (HEIGHT - _FOOT) * (took / longest):.1f}"
-        for number, took in found
+        for number, took in enumerate(durations)
         if took is not None
     )
-
-
-def _run_time(bucket: Bucket) -> timedelta | None:
-    return bucket.run_time.p95
-
-
-def _waiting_time(bucket: Bucket) -> timedelta | None:
-    return bucket.waiting_time.p95
 
 
 def _summary(buckets: Sequence[Bucket], period: str) -> str:

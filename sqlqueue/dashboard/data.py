@@ -6,20 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
 from .._support.errors import ArgumentError
-from ..dialects import adapter_for
-from ..queue.spec import QueueSpec
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import async_sessionmaker
-
     from ..worker import Sessions
 
 
@@ -28,61 +22,35 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class SessionRunner(Protocol):
-    """Calls functions with a session."""
+class SessionRunner:
+    """Calls functions with sessions of a ``sessionmaker`` or ``async_sessionmaker``.
+
+    Raises :class:`.ArgumentError` for others.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        if not isinstance(sessions, sessionmaker) and type(sessions).__name__ != "async_sessionmaker":
+            kinds = "neither a sessionmaker nor an async_sessionmaker"
+            raise ArgumentError(f"{sessions!r} is {kinds}, as in Dashboard(Session)")
+        self._sessions: Any = sessions
 
     async def run(self, work: Callable[[Session], R]) -> R:
         """Call ``work`` with a new session, commit what it left uncommitted, and return its result."""
-        ...
-
-
-def session_runner(sessions: Sessions) -> SessionRunner:
-    """Return a runner with sessions of a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError`
-    for others."""
-    if isinstance(sessions, sessionmaker):
-        return _Threaded(sessions)
-    if type(sessions).__name__ == "async_sessionmaker":
-        return _Async(sessions)
-    raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker, as in Dashboard(Session)")
-
-
-class _Threaded:
-    def __init__(self, sessions: sessionmaker[Any]) -> None:
-        self._sessions = sessions
-
-    async def run(self, work: Callable[[Session], R]) -> R:
-        return await run_in_threadpool(self._run, work)
+        if isinstance(self._sessions, sessionmaker):
+            return await run_in_threadpool(self._run, work)
+        async with self._sessions() as session:
+            result: R = await session.run_sync(_committed, work)
+            return result
 
     def _run(self, work: Callable[[Session], R]) -> R:
         with self._sessions() as session:
-            return _committed(work, session)
+            return _committed(session, work)
 
 
-class _Async:
-    def __init__(self, sessions: async_sessionmaker[Any]) -> None:
-        self._sessions = sessions
-
-    async def run(self, work: Callable[[Session], R]) -> R:
-        async with self._sessions() as session:
-            result: R = await session.run_sync(partial(_committed, work))
-            return result
-
-
-def _committed(work: Callable[[Session], R], session: Session) -> R:
+def _committed(session: Session, work: Callable[[Session], R]) -> R:
     result = work(session)
     session.commit()
     return result
-
-
-def time_limited(work: Callable[[Session], R], spec: QueueSpec, most: timedelta) -> Callable[[Session], R]:
-    """Return ``work`` with a time limit for each statement on the engine of ``spec``, if the engine supports one."""
-
-    def run(session: Session) -> R:
-        connection = session.connection(spec.bind_arguments)
-        with adapter_for(connection.dialect).requests.time_limit(connection, most):
-            return work(session)
-
-    return run
 
 
 # -- the results that pages show, read once for all viewers of this process, and only on request ----------------------

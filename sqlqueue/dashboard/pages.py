@@ -19,7 +19,7 @@ from .. import operations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..model.companions import history_of, worker_table
-from ..operations import ErrorGroup, Explanation, Limit, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
+from ..operations import ErrorGroup, Explanation, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
 from ..operations.filtering import identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
 from ..queue.options import Status
@@ -377,12 +377,10 @@ async def show_limits(request: Request) -> Response:
     """Show how many tasks of each key are running, and how many may."""
     site = site_of(request)
     specs = [spec for spec in site.queues.values() if spec.is_limited]
-    found = await site.read_each("limits", _read_limits, specs)
+    found = await site.read_each(
+        "limits", lambda session, spec: operations.limits(session, spec.entity, first=LIMIT_ROWS), specs
+    )
     return respond(request, "limits.html", queues=list(zip(specs, found, strict=True)), most=LIMIT_ROWS)
-
-
-def _read_limits(session: Session, spec: QueueSpec) -> list[Limit]:
-    return operations.limits(session, spec.entity, first=LIMIT_ROWS)
 
 
 # -- the page of the workers that have registered ---------------------------------------------------------------------

@@ -20,10 +20,11 @@ from starlette.responses import HTMLResponse, Response
 from .._support.errors import ArgumentError, ConfigurationError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
+from ..dialects import adapter_for
 from ..operations import Batch
 from ..queue.spec import QueueSpec
 from .access import Action, Exposure, Viewer
-from .data import SessionRunner, Snapshots, time_limited
+from .data import SessionRunner, Snapshots
 from .rendering import templates
 
 # -- changes to many tasks, which run in this process, in batches that each commit. Pages show their progress ---------
@@ -183,8 +184,14 @@ class Site:
         return await self.snapshots.get((self.scope, key), run, lifetime)
 
     def time_limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
-        """Return ``read`` with a time limit for each statement."""
-        return time_limited(read, spec, self.most)
+        """Return ``read`` with a time limit for each of its statements, on engines that support one."""
+
+        def run(session: Session) -> R:
+            connection = session.connection(spec.bind_arguments)
+            with adapter_for(connection.dialect).requests.time_limit(connection, self.most):
+                return read(session)
+
+        return run
 
     async def read_each(
         self,
