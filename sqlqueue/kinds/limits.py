@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -45,6 +45,8 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.rows import Assignment, has_come, is_held, state, utcnow, write
 from ..sql.selection import Pick, Step, counts_before, only, picks
 
+T = TypeVar("T")
+
 # -- creates the slots of limit keys that are used for the first time -------------------------------------------------
 
 ENDLESS = 2**31 - 1
@@ -66,16 +68,47 @@ def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Coll
     Uses its own transaction and connection, so that no other claim waits for the session's transaction.  If another
     transaction creates a key at the same time, its slots are kept.
     """
-    slots, numbers = slots_of(spec), range(spec.options.limit + 1)
+    slots, names = slots_of(spec), sorted(keys)
     if adapter.locking.one_writer:  # another connection could not write while this session does
-        _SlotCreation(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
+        _insert_keys(session, nullcontext, adapter, spec, names)
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
-        _SlotCreation(session, partial(adapter.transactions.tentative, session), adapter, slots, numbers).of(
-            sorted(keys)
-        )
+        _insert_keys(session, partial(adapter.transactions.tentative, session), adapter, spec, names)
     else:
         with separate_session(session, slots.bind_arguments) as own:
-            _SlotCreation(own, own.begin, adapter, slots, numbers).of(sorted(keys))
+            _insert_keys(own, own.begin, adapter, spec, names)
+
+
+def _insert_keys(
+    session: Session,
+    begin: Callable[[], AbstractContextManager[object]],
+    adapter: Adapter,
+    spec: QueueSpec,
+    keys: Sequence[str],
+) -> None:
+    """Insert the slots of new ``keys``, each time in a transaction or savepoint that ``begin`` opens.
+
+    In primary key order, so that two transactions that insert the same keys cannot deadlock.  The second one waits at
+    the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
+    """
+    slots = slots_of(spec)
+    try:
+        with begin():
+            make(session, adapter, slots, ((key, n) for key in keys for n in range(spec.options.limit + 1)))
+        return
+    except DBAPIError as error:
+        if not adapter.errors.is_duplicate(error):
+            raise
+    if len(keys) == 1:
+        return
+    there: set[str] = set()
+    with begin():
+        for some in adapter.keys.batches(slots, keys):
+            read = select(slots["slot_key"]).where(adapter.keys.one_of(slots, slots["slot_key"], some)).distinct()
+            there.update(adapter.rows.execute(session, slots, read).scalars())
+    missing = [key for key in keys if key not in there]
+    # the missing keys together if the read has shown the duplicate, otherwise each key alone: the snapshot hides it
+    for rest in [missing] if there and missing else [[key] for key in missing]:
+        _insert_keys(session, begin, adapter, spec, rest)
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
@@ -84,56 +117,6 @@ def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tu
     rows = (dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys)
     while some := list(islice(rows, _BATCH)):
         adapter.rows.execute(session, slots, insert(slots.table), some)
-
-
-class _SlotCreation:
-    """Inserts the slots of new keys, each time in a transaction or savepoint that ``begin`` opens."""
-
-    def __init__(
-        self,
-        session: Session,
-        begin: Callable[[], AbstractContextManager[object]],
-        adapter: Adapter,
-        slots: QueueSpec,
-        numbers: Sequence[int],
-    ) -> None:
-        self._session = session
-        self._begin = begin
-        self._adapter = adapter
-        self._slots = slots
-        self._numbers = numbers
-
-    def of(self, keys: Sequence[str]) -> None:
-        """Insert in primary key order, so that two transactions that insert the same keys cannot deadlock.
-
-        The second one waits at the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
-        """
-        try:
-            with self._begin():
-                make(self._session, self._adapter, self._slots, ((key, n) for key in keys for n in self._numbers))
-        except DBAPIError as error:
-            if not self._adapter.errors.is_duplicate(error):
-                raise
-            for rest in self._rest(keys) if len(keys) > 1 else ():
-                self.of(rest)
-
-    def _rest(self, keys: Sequence[str]) -> list[Sequence[str]]:
-        """Return the groups of keys to insert after a duplicate: the missing keys together if the read has shown the
-        duplicate, otherwise each key alone, because the snapshot hides it.
-        """
-        with self._begin():
-            there = self._known(keys)
-        missing = [key for key in keys if key not in there]
-        return [missing] if there and missing else [[key] for key in missing]
-
-    def _known(self, keys: Sequence[str]) -> set[str]:
-        column = self._slots["slot_key"]
-        found: set[str] = set()
-        for some in self._adapter.keys.batches(self._slots, keys):
-            named = self._adapter.keys.one_of(self._slots, column, some)
-            read = select(column).where(named).distinct()
-            found.update(self._adapter.rows.execute(self._session, self._slots, read).scalars())
-        return found
 
 
 # -- slots: rows that running tasks hold with a lease, so that no more tasks of a key run than it has slots -----------
@@ -206,11 +189,9 @@ class Slots:
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; return the holders, including those of skipped
         slots."""
-        # a statement identifies each slot by a key of two columns and by its holder
-        size = max(self.adapter.keys.most(self.slots) // 3, 1)
         changed: set[str] = set()
-        for start in range(0, len(claims), size):
-            changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values, waits=waits)
+        for some in _slot_batches(self.adapter, self.slots, claims):
+            changed |= self._change_of([holder(claim) for claim in some], values, waits=waits)
         return changed
 
     def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
@@ -242,6 +223,12 @@ class Slots:
 
     def _holders(self, session: Session, read: Select[Any]) -> dict[Identity, str]:
         return {tuple(row[:-1]): row[-1] for row in self.adapter.rows.execute(session, self.slots, read)}
+
+
+def _slot_batches(adapter: Adapter, slots: QueueSpec, items: Sequence[T]) -> Iterator[Sequence[T]]:
+    # a statement identifies each slot by a key of two columns, and by its holder
+    size = max(adapter.keys.most(slots) // 3, 1)
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def holder(claim: Claim) -> str:
@@ -452,7 +439,7 @@ class LimitedClaim:
     def _lock_seen(self, seen: Sequence[Identity]) -> Iterable[Identity]:
         slots = self.slots
         state = (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
-        for some in self._parts(seen):
+        for some in _slot_batches(self.adapter, self.slots, seen):
             where = (self.adapter.keys.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
             yield from self.adapter.claims.lock(self.session, pick, holds=self.lease is FOREVER)
@@ -472,7 +459,7 @@ class LimitedClaim:
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
         """Write the holding claim to each locked slot."""
         slots, name = self.slots, self.slots["claimed_by"]
-        for part in self._parts(pairs):
+        for part in _slot_batches(self.adapter, self.slots, pairs):
             some = self.adapter.keys.padded(slots, part)
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
@@ -480,11 +467,6 @@ class LimitedClaim:
             keys = self.adapter.keys.key_in(slots, [slot for slot, _ in some])
             statement = self.adapter.keys.by_key(slots, write(slots, keys, list(values.items())))
             self.adapter.rows.execute(self.session, slots, statement)
-
-    def _parts(self, items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        # a statement identifies each slot by two columns, more than once
-        size = max(self.adapter.keys.most(self.slots) // 3, 1)
-        return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _full(slots: QueueSpec) -> Select[tuple[str]]:

@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
-from .._support import checks
 from .._support.checks import count
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
@@ -236,31 +235,24 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
 def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assignment], limit: int | None) -> int:
     """Rescue recurring tasks in batches of one statement, each of which locks the rows that it reschedules."""
     if limit is not None:
-        checks.count("limit", limit)
+        count("limit", limit)
     adapter = open_(session, spec, Access.SKIP)
+    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)
     rescued = 0
     while limit is None or rescued < limit:
         number = adapter.keys.most(spec) if limit is None else min(limit - rescued, adapter.keys.most(spec))
-        changed = _renew_crashed(adapter, session, spec, values, number)
-        rescued += changed
-        if changed < number:
+        keys = adapter.claims.lock(session, crashed(number))
+        if not keys:
+            break
+        claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
+        fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
+        mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
+        others.write(values)
+        record(adapter, session, claims, AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
+        rescued += len(mine)
+        if len(mine) < number:
             break
     return rescued
-
-
-def _renew_crashed(
-    adapter: Adapter, session: Session, spec: QueueSpec, values: Sequence[Assignment], number: int
-) -> int:
-    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)
-    keys = adapter.claims.lock(session, crashed(number))
-    if not keys:
-        return 0
-    claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
-    fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
-    mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
-    others.write(values)
-    record(adapter, session, claims, AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
-    return len(mine)
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:

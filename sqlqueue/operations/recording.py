@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from .._support.errors import Claim
 from .._support.texts import key_text, storable, traceback_text
 from ..dialects.base import Adapter
-from ..model.companions import History, history_of
+from ..model.companions import history_of
 from ..model.declaration import LONGEST_KEY
 from ..queue.options import AttemptOutcome, HistoryOptions
 from ..queue.retries import RetryPolicy, checked_delay, policy_for
@@ -184,10 +184,12 @@ def _plain(part: object) -> str:
 
 def record(adapter: Adapter, session: Session, claims: Sequence[Claim], end: AttemptRecord) -> None:
     """Write the end of these attempts at tasks of one queue, in one statement, if the application has a history."""
-    history = history_at(claims)
-    if history is None:
+    if not claims:
         return
     spec = spec_of(claims[0].entity)
+    history = history_of(spec.table.metadata)
+    if history is None:
+        return
     same = {
         "queue": spec.table.fullname,
         "outcome": end.outcome.value,
@@ -224,8 +226,3 @@ def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Crit
         rows = read(cast(null(), spec["claimed_at"].type))
     width = len(spec.primary_key)
     return [Claim(spec.entity, tuple(row[:width]), *row[width:]) for row in rows]
-
-
-def history_at(claims: Sequence[Claim]) -> History | None:
-    """Return the history that the end of these claims is written to, if there are any and the application has one."""
-    return history_of(spec_of(claims[0].entity).table.metadata) if claims else None

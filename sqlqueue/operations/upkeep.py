@@ -20,7 +20,7 @@ from ..kinds.limits import Slots
 from ..lifecycle.fence import Fence, FencedClaims
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
-from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..queue.spec import Identity, QueueSpec, Where, spec_of
 from ..sql.rows import (
     has_attempts,
     is_available,
@@ -181,7 +181,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
     session = session_of(session)
     adapter = open_(session, spec)
     ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
-    waiting = replace(due, state=(*_waits(spec), has_attempts(spec)))
+    waiting = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), has_attempts(spec)))
     try:
         if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
             return seen
@@ -345,7 +345,3 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
         mine = [claim for claim in rest if claim in still]
         still -= set(Slots(session, open_(session, spec), spec).extend(mine, lease, waits=False))
     return [claim for claim in rest if claim not in still]
-
-
-def _waits(spec: QueueSpec) -> tuple[Criterion, ...]:
-    return (spec["finished_at"].is_(None), is_due(spec))
