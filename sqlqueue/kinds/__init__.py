@@ -1,7 +1,8 @@
-"""The optional kinds of queues: each mixin with its :class:`.Kind`, which adds to the declaration
-(:mod:`sqlqueue.model`) and to the transitions (:mod:`sqlqueue.lifecycle`) of queues that use it.
+"""The optional kinds of queues: each mixin with its :class:`.Kind`, which adds to the declaration of queues that use it
+(:mod:`sqlqueue.model`), and with the functions that operations call for them.
 
-To add a kind, add a module here, an import below, and its documentation.
+To add a kind, add a module here, an import below, and its documentation.  What it writes to its columns when a task
+changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all assignments is seen.
 """
 
 from .columns import JobMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin

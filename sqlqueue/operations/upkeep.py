@@ -120,14 +120,17 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
         else:
             settlement = suspected
         alike[settlement].append(claim)
+    given_up: list[Claim] = []
     for settlement, claims in alike.items():
         lost = set(settle_some(session, claims, settlement))
         alike[settlement] = [claim for claim in claims if claim not in lost]
+        if settlement.status is Status.DISCARDED:
+            given_up += alike[settlement]
     locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
     return Recovered(
         returned=len(alike[CLEARED]) + len(alike[RETURNED]),
         suspects=[*alike[suspected], *locked],
-        discarded=[claim for how, claims in alike.items() if how.status is Status.DISCARDED for claim in claims],
+        discarded=given_up,
         text=text,
     )
 
