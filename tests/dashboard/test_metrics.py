@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Dashboard
 from sqlqueue.dashboard.standalone import Token, with_login
-from sqlqueue.worker import reporting
 from tests.dashboard.models import Base, Email
 from tests.dashboard.serving import dashboard
 
@@ -71,7 +70,7 @@ def test_metrics_need_the_permission_to_read(sessions: sessionmaker[Any]) -> Non
 def test_without_the_client_library_the_response_names_the_extra(
     sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "HAS_PROMETHEUS", False)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.HAS_PROMETHEUS", False)
     answer = TestClient(dashboard(sessions)).get("/metrics")
     assert answer.status_code == 404
     assert "sqlalchemy-queue[prometheus]" in answer.text
