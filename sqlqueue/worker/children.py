@@ -205,17 +205,14 @@ class _JobRunner:
             job = _ChildJob(self._handler, pickle.loads(call.task), self._channel)
         except Exception as error:
             return Ended(outcome_of(error), error)
-        job.begin()
-        ended = self._attempt(job)
+        context = copy_context()  # for this job alone
+        if self._loop_runner is None:
+            ended = context.run(self._executor.attempt, job)
+        else:
+            ended = self._loop_runner.run(self._executor.attempt_coroutine(job), context=context)
         if ended.error is not None and not is_signal(ended.error):
             _note_frames(ended.error)
         return ended
-
-    def _attempt(self, job: Job) -> Ended:
-        context = copy_context()  # for this job alone
-        if self._loop_runner is None:
-            return context.run(self._executor.attempt, job)
-        return self._loop_runner.run(self._executor.attempt_coroutine(job), context=context)
 
     def close(self) -> None:
         if self._loop_runner is not None:
@@ -231,10 +228,10 @@ class _ChildJob(Job):
         super().__init__(handler, task)
         self._channel = channel
 
-    def settle(self) -> None:
+    def about_to_write(self) -> None:
         self._channel.send(Settling())
         self.is_lost = not self._channel.receive()
-        super().settle()
+        super().about_to_write()
 
 
 class _ChildReports(Reports):
@@ -291,10 +288,7 @@ class IsolatedExecutor(Executor):
         super().__init__(handler, database, adapter, reports)
         self._children = children
 
-    def perform(self, job: Job) -> Outcome | None:
-        return self._perform(job)  # it begins when a child is ready
-
-    def attempt(self, job: Job) -> Ended:
+    def attempt(self, job: Job) -> Ended:  # it begins when a child is ready
         ended: Ended | None = None
         try:
             with self.reports.running(job) or nullcontext():
@@ -302,7 +296,7 @@ class IsolatedExecutor(Executor):
                 if ended.error is not None:
                     raise ended.error
         except BaseException as error:
-            ended = ended or self._raised(job, error)
+            ended = ended or self.failed(job, error)
         if job.is_lost and not job.settling:  # just when the child had ended
             ended = Ended(None)
         job.end()
@@ -355,7 +349,8 @@ class Children:
         died otherwise, and :class:`BlamelessError` if no child could be started, or it could not commit.
         """
         process = self._take()
-        job.begin(process.kill)
+        job.interrupt = process.kill
+        job.begin()
         if job.is_lost:  # before the child could be killed for it
             process.kill()
         try:

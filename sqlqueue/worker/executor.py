@@ -9,14 +9,13 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from contextvars import Token, copy_context
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import timedelta
 from enum import IntEnum
 from struct import Struct
-from types import TracebackType
 from typing import Any, Protocol
 
 from sqlalchemy.exc import DBAPIError
@@ -39,7 +38,7 @@ from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler
 from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of
 from .reports import Reports
-from .threads import soon
+from .threads import in_task, soon
 
 # -- records of the tasks that a process is running, in memory that outlives it ---------------------------------------
 
@@ -142,47 +141,10 @@ def crash_of(memory: Any, status: int) -> Crash | None:
     return Crash(worker, status, tuple(started), complete=memory[_INCOMPLETE] == b"\0")
 
 
-# -- the context in which a handler is called -------------------------------------------------------------------------
-
-
-class CallContext:
-    """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
-
-    __slots__ = ("_job", "_reporting", "_slot", "_started", "_token")
-
-    def __init__(self, job: Job, reports: Reports, started: StartedTasks) -> None:
-        self._job = job
-        self._started = started
-        self._reporting: AbstractContextManager[None] | None = reports.running(job)
-        self._slot: int | None = None
-        self._token: Token[Job] | None = None
-
-    def __enter__(self) -> None:
-        if self._started.is_recorded:
-            self._slot = self._started.begin(self._job)
-        if self._reporting is not None:
-            try:
-                self._reporting.__enter__()
-            except BaseException:
-                self._started.end(self._slot)
-                raise
-        self._token = current.set(self._job)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if self._reporting is not None:
-                self._reporting.__exit__(kind, error, traceback)
-        finally:
-            if self._slot is not None:
-                self._started.end(self._slot)
-            if self._token is not None:
-                current.reset(self._token)
-
-
 # -- calls handlers. Coroutine handlers with a session use the same code: it runs in a greenlet, which awaits them ----
 
+_NOTHING = nullcontext()
+_DELETED = "a handler must not delete its task: use QueueOptions(on_complete='delete')"
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 
@@ -203,26 +165,23 @@ class Executor:
         self.adapter = adapter
         self.reports = reports
         self._started = started or StartedTasks()
-        self._keeps_results = handler.spec.keeps_results
+        self.time_limit = handler.timeout if handler.is_coroutine else None
+        """The time after which the handler is cancelled, and must not keep waiting for the database."""
         self._within = transaction_limit(handler.lease)
+
+    def perform(self, job: Job) -> Outcome | None:
+        """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
+        # it may have been lost while it was queued
+        return self.report(job, Ended(None) if job.is_lost else self.attempt(job))
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
         """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        job.begin(lambda: soon(loop, task.cancel))
-        return self._reported(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
+        job.interrupt = lambda: soon(loop, task.cancel)
+        return self.report(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
 
-    def perform(self, job: Job) -> Outcome | None:
-        """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
-        job.begin()
-        return self._perform(job)
-
-    def _perform(self, job: Job) -> Outcome | None:
-        # it may have been lost while it was queued
-        return self._reported(job, Ended(None) if job.is_lost else self.attempt(job))
-
-    def _reported(self, job: Job, ended: Ended) -> Outcome | None:
+    def report(self, job: Job, ended: Ended) -> Outcome | None:
         """Report the end of a job.  Returns the outcome that is left to write."""
         try:
             if ended.outcome is None:
@@ -237,12 +196,14 @@ class Executor:
     def attempt(self, job: Job) -> Ended:
         """Call the handler, and return the outcome of the task, without reporting it."""
         try:
-            with self.call_context(job):
-                ended = self._try(job) if self.handler.takes_session else self._ended(job, self.call(job.task))
+            with self.calling(job):
+                if self.handler.takes_session:
+                    return self._try(job)
+                result = self.call(job.task)
+                job.about_to_write()
+                return Ended(completed(result))
         except BaseException as error:
-            return self._raised(job, error)
-        job.end()
-        return ended
+            return self.failed(job, error)
 
     async def attempt_coroutine(self, job: Job) -> Ended:
         """Call a coroutine handler as :meth:`attempt` does: in a greenlet if it takes a session, which needs one."""
@@ -252,23 +213,30 @@ class Executor:
             in_greenlet: Ended = await greenlet_spawn(self.attempt, job)
             return in_greenlet
         try:
-            with self.call_context(job):
-                ended = self._ended(job, self._stored(await self._invoke(job.task)))
+            with self.calling(job):
+                result = self._stored(await self._invoke(job.task))
+                job.about_to_write()
+                return Ended(completed(result))
         except BaseException as error:
-            return self._raised(job, error)
-        job.end()
-        return ended
+            return self.failed(job, error)
 
-    def call_context(self, job: Job) -> CallContext:
-        """Return the context around a call of the handler."""
-        return CallContext(job, self.reports, self._started)
+    @contextmanager
+    def calling(self, job: Job) -> Iterator[None]:
+        """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
+        slot = self._started.begin(job) if self._started.is_recorded else None
+        token = current.set(job)
+        job.begin()
+        try:
+            with self.reports.running(job) or _NOTHING:
+                yield
+        finally:
+            job.end()
+            current.reset(token)
+            if slot is not None:
+                self._started.end(slot)
 
-    def _ended(self, job: Job, result: object) -> Ended:
-        job.settle()
-        return Ended(completed(result))
-
-    def _raised(self, job: Job, error: BaseException) -> Ended:
-        job.end()
+    def failed(self, job: Job, error: BaseException) -> Ended:
+        """Return the end of a job whose handler, or its commit, raised ``error``."""
         try:
             return Ended(self.judge(job, error), error)
         except BaseException as broken:  # whatever it is, the failure is recorded
@@ -286,8 +254,7 @@ class Executor:
                 if not left or not self.adapter.errors.is_transient(error):
                     raise
                 job.settling = False
-                self.reports.retried(job, error)
-                self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
+                self.run_again(job, error, TRIES - left)
         raise AssertionError
 
     def _in_session(self, job: Job) -> Ended:
@@ -305,12 +272,15 @@ class Executor:
                 task = self._attach(session, job)
                 with deadline.suspended(self.time_limit):
                     result = self.call(handed, task)
-                _refuse_deletion(session, task)
-                job.settle()
-                unsettled = is_unsettled(task)
-                is_left = unsettled and not may_have_written(session)
-                if unsettled and not is_left:
-                    operations.complete(session, task, result)
+                state = instance_state(task)
+                if task in session.deleted or state.deleted or state.was_deleted:
+                    raise ArgumentError(_DELETED)
+                job.about_to_write()
+                is_left = False
+                if is_unsettled(task):
+                    is_left = not may_have_written(session)
+                    if not is_left:
+                        operations.complete(session, task, result)
                 session.commit()
                 return Ended(completed(result), is_written=not is_left)
             except BaseException:
@@ -322,11 +292,6 @@ class Executor:
     def watched(self) -> Deadline:
         """Return a context in which the library's own statements have a deadline."""
         return Deadline(self._within, self.database.engines, is_async=self.handler.is_coroutine)
-
-    @property
-    def time_limit(self) -> timedelta | None:
-        """The time after which the handler is cancelled, and must not keep waiting for the database."""
-        return self.handler.timeout if self.handler.is_coroutine else None
 
     def _attach(self, session: Session, job: Job) -> Any:
         """Return the claimed task as an instance of the handler's session."""
@@ -341,13 +306,13 @@ class Executor:
         carry(job.task, task)
         return task
 
-    def call(self, *arguments: Any) -> object:
-        """Call the handler.  Returns its result if the model stores results, else ``None``."""
-        result = self._invoke(*arguments)
+    def call(self, *arguments: Any, context: Context | None = None) -> object:
+        """Call the handler, in this context if one is given.  Returns what the model stores of its result."""
+        result = self._invoke(*arguments) if context is None else context.run(self._invoke, *arguments)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
-            result = await_only(result)
+            result = await_only(result if context is None else in_task(result, context))
         return self._stored(result)
 
     def _invoke(self, *arguments: Any) -> Any:
@@ -360,12 +325,15 @@ class Executor:
 
     def _stored(self, result: object) -> object:
         """Return what the model stores of a result."""
-        if not self._keeps_results:
+        if not self.handler.spec.keeps_results:
             return None
         check_json("result", result)  # now, so that it fails this attempt and not a batch of others
         return result
 
-    def _sleep(self, seconds: float) -> None:
+    def run_again(self, job: Job, error: BaseException, tries: int) -> None:
+        """Report that the transaction of a job lost a conflict, which happened ``tries`` times, and pause."""
+        self.reports.retried(job, error)
+        seconds = random.uniform(0, 0.1 * tries)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
@@ -379,7 +347,10 @@ class Executor:
             return None
         if self.may_pass(error) and self.may_return(job):
             return self.uncounted(job, error)
-        return self._traced(outcome_of(error, is_last=job.attempt.is_last), error)
+        outcome, history = outcome_of(error, is_last=job.attempt.is_last), history_of(self.handler.spec.table.metadata)
+        if history is None or outcome.cause is None:
+            return outcome
+        return replace(outcome, traceback=stored_traceback(error, history.options))
 
     def may_pass(self, error: BaseException) -> bool:
         """Return whether an error is due to other transactions, or looks like an outage of the database.
@@ -395,25 +366,12 @@ class Executor:
         """Return whether the task may be handed back without counting the attempt."""
         return job.returns < RETURNS
 
-    def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
-        """Add the traceback of a failure if the application has a history."""
-        history = history_of(self.handler.spec.table.metadata)
-        if history is None or outcome.cause is None:
-            return outcome
-        return replace(outcome, traceback=stored_traceback(error, history.options))
-
     def uncounted(self, job: Job, error: BaseException) -> Outcome:
         """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all.
         Its text tells how often the task was returned for such errors in a row.
         """
         spec = self.handler.spec
         return Outcome("snoozed", job.returned(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
-
-
-def _refuse_deletion(session: Session, task: Any) -> None:
-    state = instance_state(task)
-    if task in session.deleted or state.deleted or state.was_deleted:
-        raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
 
 
 def _refuse(handler: Handler, result: Any) -> None:

@@ -92,11 +92,11 @@ class Job:
 
     __slots__ = (
         "_awoken",
-        "_interrupt",
         "_loaded",
         "claim",
         "crashes",
         "handler",
+        "interrupt",
         "is_counted",
         "is_lost",
         "on_lost",
@@ -134,8 +134,9 @@ class Job:
         """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
         self.on_lost: Callable[[], object] | None = None
         """Called when the task is lost, so that the handler does not wait for the database forever."""
+        self.interrupt: Callable[[], object] | None = None
+        """Stops the handler, from any thread, while it runs."""
         self._awoken: threading.Event | None = None
-        self._interrupt: Callable[[], object] | None = None
 
     @property
     def attempt(self) -> Attempt:
@@ -162,12 +163,11 @@ class Job:
         # in this order: lose() sets the event after is_lost
         return self.is_lost or self._awoken.wait(seconds)
 
-    def begin(self, interrupt: Callable[[], object] | None = None) -> None:
-        """Record that the handler is called now; ``interrupt`` stops it from any thread."""
-        self._interrupt = interrupt
+    def begin(self) -> None:
+        """Record that the handler is called now."""
         self.started = time.monotonic()
 
-    def settle(self) -> None:
+    def about_to_write(self) -> None:
         """Record that the job itself is about to change its row.  Raises :class:`.ClaimLostError` if the task is
         lost."""
         self.settling = True
@@ -177,7 +177,7 @@ class Job:
     def end(self) -> None:
         """Record that the handler has ended."""
         self.settling = True
-        self._interrupt = None
+        self.interrupt = None
         if self.started is not None:
             self.seconds = time.monotonic() - self.started
 
@@ -187,7 +187,7 @@ class Job:
         self.is_lost = True
         if self._awoken is not None:
             self._awoken.set()
-        interrupt = self._interrupt  # read once: the handler's thread may clear it
+        interrupt = self.interrupt  # read once: the handler's thread may clear it
         if interrupt is not None:
             interrupt()
         if self.on_lost is not None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
-from .._support.errors import ArgumentError
+from .._support.errors import ArgumentError, Claim
 from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
@@ -25,9 +24,9 @@ from .deadlines import Deadline
 from .executor import TRIES, Executor, close
 from .fetcher import AHEAD, EVERY, Poller, Readiness
 from .handlers import Handler
-from .jobs import COMPLETED, Job, Outcome, crashed_too_often, load, plain_failure, write_outcomes
+from .jobs import COMPLETED, Ended, Job, crashed_too_often, load, plain_failure, write_outcomes
 from .reports import logger
-from .threads import DaemonThreads, happens_within, in_task, soon
+from .threads import DaemonThreads, happens_within, soon
 
 # -- the transactions of `mode="lock"`: claim, call the handler and settle, then commit -------------------------------
 
@@ -35,15 +34,6 @@ _OPEN = (
     "a handler of mode='lock' must leave its transaction open, because nothing else holds its task: use"
     " session.begin_nested() for a part that may fail, and no commit, rollback or close"
 )
-
-
-class _End(NamedTuple):
-    """The end of a task whose transaction is still open."""
-
-    outcome: Outcome
-    error: BaseException | None = None
-    is_written: bool = False
-    """Whether the transaction has written the outcome, together with the handler's writes."""
 
 
 @dataclass(slots=True)
@@ -59,10 +49,10 @@ class _Transaction:
     context: Context = field(default_factory=copy_context)
     """The context of the last call, in which the session's events run too."""
     started: list[Job] = field(default_factory=list)
-    ends: dict[Job, _End] = field(default_factory=dict)
+    ends: dict[Job, Ended] = field(default_factory=dict)
 
 
-class LockingExecutor(Executor):
+class LockingTransactions:
     """Runs tasks in the transactions that lock them.
 
     Usually, a transaction runs one task.  As long as no call has used its session, so that there are only completions
@@ -73,11 +63,12 @@ class LockingExecutor(Executor):
     """
 
     def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
-        super().__init__(handler, context.database, context.adapter(handler.spec), context.reports, context.started)
+        self.handler = handler
+        parts = context.database, context.adapter(handler.spec), context.reports, context.started
+        self._executor = Executor(handler, *parts)
         self._suspect = suspect
         """Queues a task for :meth:`work_alone`."""
         self._context = context
-        self._in_flight = context.in_flight
         self._runs_one = handler.spec.is_limited
         """Whether each transaction runs one task; a limited queue would count the others as running."""
         self._durations = CallDurations()
@@ -115,8 +106,8 @@ class LockingExecutor(Executor):
         """Claim and run up to ``limit`` tasks.  Returns whether to claim more at once."""
         if query is None:
             return False
-        handed, session = self.database.open()
-        transaction = _Transaction(session, handed, self.watched(), self._context.name)
+        handed, session = self._context.database.open()
+        transaction = _Transaction(session, handed, self._executor.watched(), self._context.name)
         try:
             with transaction.deadline:
                 goes_on = self._claim_and_run(transaction, query, limit, alone=alone)
@@ -127,9 +118,9 @@ class LockingExecutor(Executor):
             return True
         finally:
             for job in transaction.started:
-                self._in_flight.remove(job)
-        for job, end in transaction.ends.items():
-            self._report(job, end)
+                self._context.in_flight.remove(job)
+        for job, ended in transaction.ends.items():
+            self._report(job, ended)
         return goes_on
 
     def _claim_and_run(self, transaction: _Transaction, query: ClaimQuery, limit: int, *, alone: bool) -> bool:
@@ -144,18 +135,14 @@ class LockingExecutor(Executor):
                 return False
             goes_on = self._run_all(transaction, tasks, alone=alone)
             if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
-                transaction.context.run(self._commit, transaction)
+                ends = [(job.claim, ended) for job, ended in transaction.ends.items()]
+                transaction.context.run(_commit, session, ends)
             return goes_on
         except BaseException:
             session.rollback()  # close() alone would return a connection whose transaction a failed commit left open
             raise
         finally:
             close(session)
-
-    def _commit(self, transaction: _Transaction) -> None:
-        ends = transaction.ends.items()
-        write_outcomes(transaction.session, [(job.claim, end.outcome) for job, end in ends if not end.is_written])
-        transaction.session.commit()
 
     def _run_all(self, transaction: _Transaction, tasks: Sequence[Any], *, alone: bool) -> bool:
         """Run the tasks until one has used its session.  Returns whether to claim more at once."""
@@ -165,7 +152,7 @@ class LockingExecutor(Executor):
             load(self.handler.spec, [task])
             job = Job(self.handler, task)
             if job.crashes >= self.handler.spec.options.max_crashes:
-                transaction.ends[job] = _End(crashed_too_often(job.task, job.crashes))
+                transaction.ends[job] = Ended(crashed_too_often(job.task, job.crashes))
             elif job.crashes and not alone:
                 has_suspects = True
                 self._suspect(job.claim.identity)
@@ -178,66 +165,46 @@ class LockingExecutor(Executor):
 
     def _run(self, transaction: _Transaction, job: Job) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
-        self.reports.claimed([job])
-        self._in_flight.add(job)
+        self._context.reports.claimed([job])
+        self._context.in_flight.add(job)
         transaction.started.append(job)
         job.on_lost = transaction.deadline.end_soon
         savepoint = transaction.session.begin_nested()
-        job.begin()
         try:
-            is_written = self._call(transaction, job, savepoint)
+            with self._executor.calling(job):
+                ended = self._call(transaction, job, savepoint)
         except BaseException as error:
-            job.end()
             if self._cancels(transaction, error) or self._is_over(error):
                 raise  # the whole transaction is gone, so its tasks are free again
-            self._fail(transaction, job, savepoint, error)
-        else:
-            job.end()
-            transaction.ends[job] = _End(COMPLETED, is_written=is_written)
+            if transaction.session.get_nested_transaction() is not savepoint:
+                self._runs_one = True
+                raise  # the handler has ended the transaction, so its tasks are free again
+            self._runs_one = self._runs_one or has_used(transaction.session, savepoint)
+            savepoint.rollback()
+            ended = self._executor.failed(job, error)
+        transaction.ends[job] = ended
         self._durations.add(job.seconds)
 
-    def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> bool:
-        """Call the handler.  Returns whether the transaction has written the completion."""
-        with transaction.deadline.suspended(self.time_limit), self.call_context(job):
+    def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> Ended:
+        executor = self._executor
+        with transaction.deadline.suspended(executor.time_limit):
             transaction.context = copy_context()
-            result = self._call_within(transaction.context, transaction.handed, job.task)
-        return transaction.context.run(self._end_call, transaction.session, job, savepoint, result)
+            result = executor.call(transaction.handed, job.task, context=transaction.context)
+        return transaction.context.run(self._complete, transaction.session, job, savepoint, result)
 
-    def _call_within(self, context: Context, *arguments: Any) -> object:
-        """Call the handler in this context."""
-        result = context.run(self._invoke, *arguments)
-        if self.handler.is_coroutine:
-            from sqlalchemy.util import await_only  # noqa: PLC0415
-
-            result = await_only(in_task(result, context))
-        return self._stored(result)
-
-    def _end_call(self, session: Session, job: Job, savepoint: SessionTransaction, result: object) -> bool:
-        is_open = session.get_nested_transaction() is savepoint
+    def _complete(self, session: Session, job: Job, savepoint: SessionTransaction, result: object) -> Ended:
+        """Complete the task, unless its handler has not used the session: that is left to be done with others."""
+        is_open, unsettled = session.get_nested_transaction() is savepoint, is_unsettled(job.task)
         if not is_open and not is_settled(job.task):
             raise ArgumentError(_OPEN)
-        is_left = is_open and result is None and is_unsettled(job.task) and not has_used(session, savepoint)
+        is_left = is_open and result is None and unsettled and not has_used(session, savepoint)
         if not is_left:
             self._runs_one = True
-            if is_unsettled(job.task):
+            if unsettled:
                 operations.complete(session, job.task, result)
         if is_open:
             savepoint.commit()
-        return not is_left
-
-    def _fail(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction, error: BaseException) -> None:
-        """Note the outcome of an exception, to be written at the commit."""
-        session = transaction.session
-        if session.get_nested_transaction() is not savepoint:
-            self._runs_one = True
-            raise error  # the handler has ended the transaction, so its tasks are free again
-        self._runs_one = self._runs_one or has_used(session, savepoint)
-        savepoint.rollback()
-        outcome = self.judge(job, error)
-        if outcome is None:
-            self.reports.lost(job)
-        else:
-            transaction.ends[job] = _End(outcome, error)
+        return Ended(COMPLETED, is_written=not is_left)
 
     def _cancels(self, transaction: _Transaction, error: BaseException) -> bool:
         """Return whether the worker has cancelled the call; otherwise, something that the handler awaited was."""
@@ -245,7 +212,7 @@ class LockingExecutor(Executor):
 
     def _is_over(self, error: BaseException) -> bool:
         """Return whether the engine may have ended the transaction, or wants it to be restarted."""
-        return as_driver_error(error) is not None and self.may_pass(error)
+        return as_driver_error(error) is not None and self._executor.may_pass(error)
 
     def _recover(self, transaction: _Transaction, error: BaseException, *, alone: bool, tries: int) -> None:
         """Write the outcomes of tasks whose transaction has failed.
@@ -256,49 +223,39 @@ class LockingExecutor(Executor):
         culprit: Job | None = transaction.started[-1] if transaction.started else None
         if culprit in transaction.ends and not transaction.ends[culprit].is_written:
             culprit = None
-        for job, end in transaction.ends.items():
-            if not end.is_written:
-                self._settle_apart(transaction, job, end)
+        for job, ended in transaction.ends.items():
+            if not ended.is_written:
+                self._write_apart(transaction.name, job, ended)
         if culprit is None:
             return
-        if tries > 1 and isinstance(error, DBAPIError) and self.adapter.errors.is_transient(error):
+        if tries > 1 and isinstance(error, DBAPIError) and self._executor.adapter.errors.is_transient(error):
             self._runs_one = True
-            self.reports.retried(culprit, error)
-            self._sleep(random.uniform(0, 0.1 * (1 + TRIES - tries)))
+            self._executor.run_again(culprit, error, 1 + TRIES - tries)
             self._transact(self._named(culprit.claim.identity), 1, alone=alone, tries=tries - 1)
             return
-        outcome = self.judge(culprit, error)
-        if outcome is None:
-            self.reports.lost(culprit)
-        else:
-            self._settle_apart(transaction, culprit, _End(outcome, error))
+        self._write_apart(transaction.name, culprit, self._executor.failed(culprit, error))
 
-    def _settle_apart(self, transaction: _Transaction, job: Job, end: _End) -> None:
-        """Lock the task again, and write how it ended; a plain failure if that cannot be written."""
+    def _write_apart(self, name: str, job: Job, ended: Ended) -> None:
+        """Lock the task again, and write and report how it ended; a plain failure if that cannot be written."""
         try:
-            is_held = self._write_apart(transaction.name, job, end.outcome)
+            is_held = ended.outcome is not None and self._is_written_apart(name, job, ended)
         except Exception as error:
-            if self.may_pass(error):
+            if ended.outcome is None or self._executor.may_pass(error):
                 raise
-            end = _End(plain_failure(end.outcome, error, job.attempt.number), error)
-            is_held = self._write_apart(transaction.name, job, end.outcome)
-        if is_held:
-            self._report(job, end)
-        else:
-            self.reports.lost(job)
+            ended = Ended(plain_failure(ended.outcome, error, job.attempt.number), error)
+            is_held = self._is_written_apart(name, job, ended)
+        self._report(job, ended if is_held else Ended(None))
 
-    def _write_apart(self, name: str, job: Job, outcome: Outcome) -> bool:
+    def _is_written_apart(self, name: str, job: Job, ended: Ended) -> bool:
         """Write the outcome of a task that is free.  Returns false if another worker has run it in the meantime."""
-        spec = self.handler.spec
-        _, session = self.database.open()
-        with self.watched():
+        _, session = self._context.database.open()
+        with self._executor.watched():
             try:
-                named = spec.key(job.claim.identity)
+                named = self.handler.spec.key(job.claim.identity)
                 task = operations.claim(session, self.handler.entity, named, lease=None, claimed_by=name)
                 if task is None or claim_of(task).attempt != job.claim.attempt:
                     return False
-                write_outcomes(session, [(claim_of(task), outcome)])
-                session.commit()
+                _commit(session, [(claim_of(task), ended)])
                 return True
             except BaseException:
                 session.rollback()
@@ -306,11 +263,17 @@ class LockingExecutor(Executor):
             finally:
                 close(session)
 
-    def _report(self, job: Job, end: _End) -> None:
-        if end.outcome.kind == "crashed":
-            self.reports.crashed_too_often(job, end.outcome.error or "")
+    def _report(self, job: Job, ended: Ended) -> None:
+        if ended.outcome is not None and ended.outcome.kind == "crashed":
+            self._context.reports.crashed_too_often(job, ended.outcome.error or "")
         else:
-            self.reports.finished(job, end.outcome, end.error)
+            self._executor.report(job, ended)
+
+
+def _commit(session: Session, ends: Sequence[tuple[Claim, Ended]]) -> None:
+    """Write the outcomes that are left to write, and commit."""
+    write_outcomes(session, [(claim, end.outcome) for claim, end in ends if end.outcome and not end.is_written])
+    session.commit()
 
 
 # -- `mode="lock"`: claim, handler and completion in one transaction, protected by the row lock alone -----------------
@@ -323,7 +286,7 @@ class LockModeFetcher(BaseFetcher):
         self._handler = handler
         self._context = context
         self._poller = Poller(handler, context)
-        self._executor = LockingExecutor(handler, context, self._suspect)
+        self._transactions = LockingTransactions(handler, context, self._suspect)
         self._loop = asyncio.get_running_loop()
         self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: dict[int, asyncio.Task[None]] = {}
@@ -342,10 +305,10 @@ class LockModeFetcher(BaseFetcher):
         return not self._busy
 
     def hold(self) -> None:
-        self._executor.held = True
+        self._transactions.held = True
 
     def resume(self) -> None:
-        self._executor.held = False
+        self._transactions.held = False
         self._work.set()
 
     def resize(self, slots: int) -> None:
@@ -356,14 +319,14 @@ class LockModeFetcher(BaseFetcher):
             self._work.set()
 
     def drain(self) -> None:
-        self._draining = self._executor.ending = True
+        self._draining = self._transactions.ending = True
         self._poller.close()
         self._work.set()
         self._none.set()
 
     def abandon(self, reason: str) -> None:
         """Cancel coroutines, which roll back.  Threads end with the process, which rolls back their transactions."""
-        self._executor.abandoned = True
+        self._transactions.abandoned = True
         for slot in self._slots.values():
             slot.cancel(reason)
 
@@ -427,7 +390,7 @@ class LockModeFetcher(BaseFetcher):
             await self._work.wait()
             self._poller.expect()
             try:
-                await self._perform(partial(self._executor.work, found))
+                await self._perform(partial(self._transactions.work, found))
                 backoff.reset()
                 self._work.clear()
                 self._none.set()
@@ -436,7 +399,7 @@ class LockModeFetcher(BaseFetcher):
 
     def _suspect(self, identity: Identity) -> None:
         """Queue a task to be run alone.  Thread-safe."""
-        run = partial(self._perform, partial(self._executor.work_alone, identity))
+        run = partial(self._perform, partial(self._transactions.work_alone, identity))
         soon(self._loop, partial(self._context.suspects.put, run))
 
     async def _perform(self, work: Callable[[], object]) -> None:
