@@ -222,15 +222,17 @@ class QueueSpec:
     @property
     def inherited(self) -> Criterion | None:
         """The criterion for the rows of this class in a table shared with others; ``None`` if it selects all rows."""
-        if self.mapper.inherits is None or self.mapper.polymorphic_on is None or self._is_root:
+        discriminator = self.mapper.polymorphic_on
+        if discriminator is None or not self.shares_table:
             return None
         identities = [m.polymorphic_identity for m in self.mapper.self_and_descendants]
-        return self.mapper.polymorphic_on.in_(identities)
+        return discriminator.in_(identities)
 
-    @property
-    def _is_root(self) -> bool:
+    @cached_property
+    def shares_table(self) -> bool:
+        """Whether the table also has rows of a class from which this one inherits."""
         parents = (parent for parent in self.mapper.iterate_to_root() if parent is not self.mapper)
-        return not any(self.table in parent.tables for parent in parents)
+        return self.mapper.polymorphic_on is not None and any(self.table in parent.tables for parent in parents)
 
     @cached_property
     def is_plain(self) -> bool:

@@ -269,7 +269,7 @@ def picks(
 
     Building a statement takes longer than executing it, so keep the result for repeated claims.
     """
-    if where or order_by or spec.inherited is not None:  # more subclasses may be declared later
+    if where or order_by or spec.shares_table:  # more subclasses may be declared later
         return _picks(spec, where, order_by)
     return _all_picks(spec)
 

@@ -325,7 +325,10 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
         holds = [(Hold(item), None) for item in items]  # there are no instances to find
     else:
         states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
-        holds = [_hold(session, item, states) for item in items]
+        holds = [
+            _hold_of_claim(session, item, states) if isinstance(item, Claim) else (hold_of(item), instance_state(item))
+            for item in items
+        ]
     claims = [hold.claim for hold, _ in holds]
     entities = {claim.entity for claim in claims}
     if len({spec_of(entity).table for entity in entities}) > 1:
@@ -336,13 +339,11 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     return holds
 
 
-def _hold(
-    session: Session, item: Any, states: Mapping[Claim, InstanceState[Any]]
+def _hold_of_claim(
+    session: Session, claim: Claim, states: Mapping[Claim, InstanceState[Any]]
 ) -> tuple[Hold, InstanceState[Any] | None]:
-    if not isinstance(item, Claim):
-        return hold_of(item), instance_state(item)
-    state = states.get(item) or _present(session, item)
-    return (Hold(item), None) if state is None else (_unsettled(state, item), state)
+    state = states.get(claim) or _present(session, claim)
+    return (Hold(claim), None) if state is None else (_unsettled(state, claim), state)
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:

@@ -74,7 +74,7 @@ class Hops:
 
 def repeated(db: Database, enqueue: Callable[[Any], None], call: Callable[[Any, Hops], None]) -> Hops:
     """Return the hops that ``call`` records in its last repetition, for which everything has been prepared once."""
-    hops = Hops()
+    hops, db = Hops(), db.variant()  # a worker may have left listeners at the engine that tests share
     for _ in range(3):
         with db.begin() as actor:
             enqueue(actor.session)
@@ -88,7 +88,7 @@ def test_claim(sync_db: Database) -> None:
         with hops.recorded():
             assert session.claim(Task) is not None
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=42, files=16)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=41, files=16)
 
 
 def test_complete(sync_db: Database) -> None:
@@ -98,7 +98,7 @@ def test_complete(sync_db: Database) -> None:
         with hops.recorded():
             session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=53, files=13)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=51, files=13)
 
 
 def test_enqueue_with_conflict(sync_db: Database) -> None:
@@ -138,4 +138,4 @@ def test_job_with_session(sync_db: Database) -> None:
     eventually(lambda: len(hops) == 7)
     workers.end_test()
     # the fewest of those after the first: a busy machine adds some
-    min(hops[2:6], key=len).check(functions=110, files=23)
+    min(hops[2:6], key=len).check(functions=112, files=24)

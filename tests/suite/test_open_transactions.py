@@ -129,6 +129,9 @@ def test_a_claim_that_begins_the_transaction_runs_at_read_committed(db: Database
     b.commit()
     assert not mine & ids(theirs)
     assert level_of(a) == level, "the next transaction is the application's own"
+    a.rollback()
+    assert a.claim(Task) is not None
+    assert level_of(a) == "READ COMMITTED", "each transaction chooses again"
 
 
 @locks_rows
