@@ -178,7 +178,7 @@ def _named(forms: Sequence[Form], part: str) -> list[Form]:
 
 
 def _pickup(engine: Engine, wanted: BenchOptions, say: Say) -> list[Pickup]:
-    listens = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver) is not None
+    listens = adapter_for(engine.dialect).connections.listener(engine.dialect.driver) is not None
     return [
         measure_pickup(engine, sessions(engine), tasks=wanted.tasks, idle=wanted.idle, notify=notify, say=say)
         for notify in ((True, False) if listens else (False,))
@@ -186,7 +186,7 @@ def _pickup(engine: Engine, wanted: BenchOptions, say: Say) -> list[Pickup]:
 
 
 def _round_trips(engine: Engine, wanted: BenchOptions, say: Say) -> list[RoundTrips] | None:
-    if not adapter_for(engine.dialect).network.is_there:
+    if not adapter_for(engine.dialect).connections.has_network:
         return None
     baseline = BASELINES.get(engine.driver)
     return measure_round_trips(

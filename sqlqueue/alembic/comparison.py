@@ -319,7 +319,7 @@ class Revision:
         columns: dict[str, Column[Any]] = {term.name: Column(term.name) for term in live.terms}
         Table(table.name, MetaData(), *columns.values(), schema=table.schema)
         terms = [desc(columns[term.name]) if term.descending else columns[term.name] for term in live.terms]
-        option = self.adapter.schema.predicate_option
+        option = self.adapter.inspection.predicate_option
         options: dict[str, Any] = {option: text(live.predicate)} if option and live.predicate else {}
         return Index(conv(name), *terms, unique=live.unique, **options)
 
@@ -348,14 +348,14 @@ class Revision:
         if not any(isinstance(each, DropColumnOp) for each in op.ops):
             return {}
         table = Table(op.table_name, MetaData(), schema=op.schema)
-        return renamed(op, spec, self.adapter.schema.live_indexes(self.connection, table))
+        return renamed(op, spec, self.adapter.inspection.live_indexes(self.connection, table))
 
     def _keep_order(self, op: ModifyTableOps) -> None:
         """Restore descending terms of dropped indexes, which SQLAlchemy does not reflect on every engine."""
         if not any(isinstance(each, DropIndexOp) for each in op.ops):
             return
         table = Table(op.table_name, MetaData(), schema=op.schema)
-        live = self.adapter.schema.live_indexes(self.connection, table)
+        live = self.adapter.inspection.live_indexes(self.connection, table)
         downward = {name: index for name, index in live.items() if any(term.descending for term in index.terms)}
         for number, each in enumerate(op.ops):
             if isinstance(each, DropIndexOp) and (name := str(each.index_name)) in downward:
@@ -371,5 +371,5 @@ class Revision:
         return [
             StorageOp(spec.table)
             for key, spec in self.queues.items()
-            if key in self.created | adopted or self.adapter.schema.lacks_storage(self.connection, spec.table)
+            if key in self.created | adopted or self.adapter.inspection.lacks_storage(self.connection, spec.table)
         ]

@@ -112,7 +112,7 @@ def compare_default(
         op.modify_server_default = False  # the engine generates keys in another way, and SQLAlchemy omits Identity
     if is_ours(wanted.server_default):
         text = getattr(getattr(live.server_default, "arg", None), "text", None)
-        if text is not None and adapter_for(context.dialect).schema.same_default(context.dialect, text):
+        if text is not None and adapter_for(context.dialect).inspection.same_default(context.dialect, text):
             op.modify_server_default = False
         else:
             op.modify_server_default = wanted.server_default
@@ -383,7 +383,7 @@ def _render_natively(context: AutogenContext, ops: Sequence[MigrateOperation]) -
 
 @renderers.dispatch_for(MomentDefaultsOps)
 def _render_moment_defaults(context: AutogenContext, op: MomentDefaultsOps) -> list[str]:
-    others = tuple(name for name, adapter in adapters().items() if not adapter.schema.alters_defaults)
+    others = tuple(name for name, adapter in adapters().items() if not adapter.inspection.alters_defaults)
     block = f"if {_op(context)}get_context().dialect.name not in {others!r}:"
     return [block, *(line for each in op.ops for line in render_op(context, each)), ""]
 

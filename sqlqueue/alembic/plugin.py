@@ -83,7 +83,7 @@ def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> N
     if not any(queues(each) for each in listed(metadata)):
         return
     within = connection.in_transaction()
-    adapter_for(connection.dialect).server.verify(connection)
+    adapter_for(connection.dialect).inspection.verify(connection)
     if not within:
         connection.rollback()  # otherwise Alembic would take the transaction for the caller's, and not commit it
 

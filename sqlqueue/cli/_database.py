@@ -116,7 +116,7 @@ def parsed(url: str) -> tuple[URL, bool]:
     except ArgumentError as error:
         raise refusal(f"--url: {error}") from error
     dialect = where.get_dialect()
-    if (absent := adapter_for(dialect()).server.absent(where)) is not None:
+    if (absent := adapter_for(dialect()).inspection.absent(where)) is not None:
         raise refusal(absent)
     return where, dialect.is_async
 

@@ -315,11 +315,11 @@ class Exposure:
             return {}
         cut = [adapter.types.beginning(each, longest + 1).label(name) for name, each in texts.items()]
         whole = select(*spec.primary_key, *cut).select_from(spec.mapper.persist_selectable)
-        read = whole.where(adapter.keys.key_in(spec, keys))
+        read = whole.where(adapter.rows.key_in(spec, keys))
         try:
             rows: Any = adapter.rows.execute(session, spec, read).all()
         except Exception as error:
-            if not adapter.errors.is_of_row(error):
+            if not adapter.connections.is_of_row(error):
                 raise
             return {}
         return {tuple(row[:length]): dict(zip(texts, row[length:], strict=True)) for row in rows}

@@ -188,7 +188,7 @@ class Site:
 
         def run(session: Session) -> R:
             connection = session.connection(spec.bind_arguments)
-            with adapter_for(connection.dialect).requests.time_limit(connection, self.most):
+            with adapter_for(connection.dialect).connections.time_limit(connection, self.most):
                 return read(session)
 
         return run

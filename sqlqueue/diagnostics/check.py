@@ -184,7 +184,7 @@ def unintended_tasks(connection: Connection, spec: QueueSpec) -> list[Finding]:
 
 
 def _were_filled(connection: Connection, spec: QueueSpec, rows: Subquery, waiting: Criterion) -> bool:
-    added_at = adapter_for(connection.dialect).schema.added_at(connection, spec["created_at"])
+    added_at = adapter_for(connection.dialect).inspection.added_at(connection, spec["created_at"])
     created_at, available_at = rows.c.created_at, rows.c.available_at
     if added_at is not None and _has(connection, rows, and_(waiting, created_at == literal(added_at, created_at.type))):
         return True
@@ -251,7 +251,7 @@ def verify_schema(connection: Connection, target: Target) -> None:
 def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
     """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables of these queues and slots."""
     with _left_as_found(connection):
-        adapter_for(connection.dialect).server.verify(connection)
+        adapter_for(connection.dialect).inspection.verify(connection)
         every = _with_slots(specs)
         found = [finding for spec in every for finding in _of_schema(connection, spec, _columns(connection, spec))]
     _refuse(found)
@@ -312,15 +312,19 @@ def _left_as_found(connection: Connection) -> Iterator[None]:
 def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
     adapter = adapter_for(connection.dialect)
     try:
-        adapter.server.verify(connection)
+        adapter.inspection.verify(connection)
     except UnsupportedDialectError as error:
         message, fix = str(error), f"use {error.needed}"
         yield Finding(severity=Severity.ERROR, code="unsupported-version", message=message, fix=fix)
         return
     of_server = [
         *_of_isolation(connection, adapter),
-        *_if_allowed(connection, None, "the state of the server", lambda: adapter.server.findings(connection)),
-        *_if_allowed(connection, None, "the limits of the server", lambda: adapter.network.findings(connection)),
+        *_if_allowed(
+            connection, None, "the state of the server", lambda: adapter.inspection.server_findings(connection)
+        ),
+        *_if_allowed(
+            connection, None, "the limits of the server", lambda: adapter.connections.network_findings(connection)
+        ),
         *_of_driver(connection, adapter),
     ]
     yield from of_server
@@ -343,12 +347,12 @@ def _if_allowed(
 ) -> Iterator[Finding]:
     """Yield what ``find`` finds about ``subject``; a note if this account may not ask the server for it."""
     adapter = adapter_for(connection.dialect)
-    fragile = adapter.transactions.ends_with_error and adapter.transactions.present_level(connection) != AUTOCOMMIT
+    fragile = adapter.connections.ends_with_error and adapter.connections.present_level(connection) != AUTOCOMMIT
     try:
         with connection.begin_nested() if fragile else nullcontext():
             found = list(find())
     except DBAPIError as error:
-        if not adapter.errors.is_denied(error):
+        if not adapter.connections.is_denied(error):
             raise
         of, table = ("", None) if spec is None else (f" of {spec.table.fullname}", spec.table.fullname)
         yield Finding(
@@ -364,11 +368,11 @@ def _if_allowed(
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
-    level = adapter.transactions.present_level(connection)
-    if level is None or level in adapter.transactions.harmless_levels:
+    level = adapter.connections.present_level(connection)
+    if level is None or level in adapter.connections.harmless_levels:
         return
     severity, outcome = Severity.WARNING, "can fail, be rejected or block others"
-    if adapter.transactions.chosen_level(connection) is None:
+    if adapter.connections.chosen_level(connection) is None:
         severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
         severity, outcome = Severity.ERROR, "is rejected, and every other statement is committed separately"
@@ -381,7 +385,7 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
 
 
 def _of_driver(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
-    able, driver = adapter.notifications.listeners, connection.dialect.driver
+    able, driver = adapter.connections.listeners, connection.dialect.driver
     if able and driver not in able:
         yield Finding(
             severity=Severity.NOTE,
@@ -400,16 +404,16 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         if live:
             parts["the indexes and triggers"] = lambda: _of_declared(connection, spec)
         if any(column["name"] in of_queue for column in live):
-            parts["the settings"] = lambda: adapter.server.table_findings(connection, spec)
+            parts["the settings"] = lambda: adapter.inspection.table_findings(connection, spec)
             parts["the references"] = lambda: unindexed_references(connection, adapter, spec)
             parts["the collations"] = lambda: _of_collations(connection, adapter, spec)
             parts["the privileges"] = lambda: _of_privileges(
-                spec, adapter.server.missing_privileges(connection, spec, live)
+                spec, adapter.inspection.missing_privileges(connection, spec, live)
             )
         for subject, find in parts.items():
             yield from _if_allowed(connection, spec, subject, find)
     except DBAPIError as error:
-        if not adapter.errors.is_denied(error):
+        if not adapter.connections.is_denied(error):
             raise
         yield from _of_privileges(spec, ["all privileges"])
 
@@ -425,9 +429,9 @@ def _of_declared(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
 
 
 def _of_collations(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
-    collations = adapter.schema.collations(connection, spec.table)
+    collations = adapter.inspection.collations(connection, spec.table)
     yield from inexact_keys(spec, collations)
-    yield from inexact_primary_keys(spec, collations, adapter.schema.exact_collations)
+    yield from inexact_primary_keys(spec, collations, adapter.inspection.exact_collations)
 
 
 def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
@@ -444,7 +448,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         yield Finding.of(spec, _severity(difference), difference.code, difference.message, fix)
     if live:
         yield from misfits(connection.dialect, spec, live)
-        yield from adapter_for(connection.dialect).server.key_findings(connection, spec)
+        yield from adapter_for(connection.dialect).inspection.key_findings(connection, spec)
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
@@ -454,7 +458,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
 
 def _fix(connection: Connection, difference: Difference) -> str:
     if isinstance(difference, WrongIndex) and not difference.live.usable:
-        return adapter_for(connection.dialect).schema.revival(connection, difference.index) or MIGRATE
+        return adapter_for(connection.dialect).inspection.revival(connection, difference.index) or MIGRATE
     return MIGRATE
 
 

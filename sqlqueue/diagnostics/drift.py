@@ -196,7 +196,7 @@ def unlike_indexes(
     """Yield the ``indexes`` that the live table lacks or has in another form, each with the live index, if any, and the
     difference in words."""
     adapter = adapter_for(connection.dialect)
-    live = adapter.schema.live_indexes(connection, table)
+    live = adapter.inspection.live_indexes(connection, table)
     for index in indexes:
         found = live.get(str(index.name))
         if found is None:
@@ -207,7 +207,7 @@ def unlike_indexes(
             yield index, found, f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
         elif index.unique and not found.unique:
             yield index, found, "is not unique"
-        elif not adapter.schema.same_predicate(connection.dialect, index, found):
+        elif not adapter.inspection.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
             yield index, found, f"{having}, which is not what the model declares"
 
@@ -234,7 +234,9 @@ def helpful_indexes(spec: QueueSpec) -> list[Index]:
 def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:
     """Return the names of the model's own indexes that do not exist, compared by name only."""
     preparer, ours = connection.dialect.identifier_preparer, {index.name for index in queue_indexes(spec)}
-    live = {preparer.quote(name) for name in adapter_for(connection.dialect).schema.index_names(connection, spec.table)}
+    live = {
+        preparer.quote(name) for name in adapter_for(connection.dialect).inspection.index_names(connection, spec.table)
+    }
     own = [index for index in spec.table.indexes if index.name not in ours and not is_conditional(index)]
     return sorted(str(index.name) for index in own if preparer.format_index(index) not in live)
 
@@ -245,7 +247,7 @@ def lost_triggers(connection: Connection, spec: QueueSpec) -> list[str]:
     Compared by name only, without regard to case.  Empty if this account cannot see triggers.
     """
     declared = list(_declared_triggers(connection, spec.table))
-    live = adapter_for(connection.dialect).schema.trigger_names(connection, spec.table) if declared else None
+    live = adapter_for(connection.dialect).inspection.trigger_names(connection, spec.table) if declared else None
     if live is None:
         return []
     known, longest = {name.casefold() for name in live}, connection.dialect.max_identifier_length
@@ -329,7 +331,7 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
 def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
     """Yield a finding if the server should generate the keys, but would not."""
     adapter, key = adapter_for(dialect), spec.table.autoincrement_column
-    if adapter.inserts.numbers_keys or key is None or key.default is not None or key.name not in live:
+    if adapter.rows.numbers_keys or key is None or key.default is not None or key.name not in live:
         return
     if key in spec.unnumbered:
         product = adapter.product.name
@@ -382,7 +384,7 @@ def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: Ref
         yield _finding(spec, "nullable", f"allows NULL in {name}, and no claim finds such a row")
     if column.server_default is not None and not fills_itself(live):
         yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
-    elif _is_moment(column) and not adapter_for(dialect).schema.same_default(dialect, str(live["default"])):
+    elif _is_moment(column) and not adapter_for(dialect).inspection.same_default(dialect, str(live["default"])):
         reason = "for other programs' rows it depends on their session's time zone, or is less precise"
         what = f"has {live['default']} as the default of {name}: {reason}"
         yield _finding(spec, "wrong-default", what, Severity.WARNING)
@@ -401,7 +403,7 @@ def wrong_type(dialect: Dialect, column: Column[Any], found: ReflectedColumn) ->
         yield Severity.ERROR, is_not
     elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
         yield Severity.ERROR, f"{is_not}: too short"
-    elif isinstance(declared, DateTime) and not adapter_for(dialect).schema.same_moments(dialect, declared, live):
+    elif isinstance(declared, DateTime) and not adapter_for(dialect).inspection.same_moments(dialect, declared, live):
         loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
         severity = Severity.ERROR if loses_zone else Severity.WARNING
         reason = "times shift with the session's time zone" if loses_zone else "times are stored less precisely"
@@ -483,7 +485,7 @@ def _companion_column(
     adapter = adapter_for(connection.dialect)
     if column.nullable and not live["nullable"]:
         yield Severity.ERROR, "not-nullable", f"does not allow NULL in {column.name}"
-    if column is column.table.autoincrement_column and not (adapter.inserts.numbers_keys or fills_itself(live)):
+    if column is column.table.autoincrement_column and not (adapter.rows.numbers_keys or fills_itself(live)):
         what = f"does not generate keys that inserts leave out: {column.name} is not an identity"
         yield Severity.ERROR, "unnumbered-key", what
     for severity, what in wrong_type(connection.dialect, column, live):
@@ -495,7 +497,7 @@ def _companion_indexes(connection: Connection, table: Table) -> Iterator[Finding
     for index, live, reason in unlike_indexes(connection, table, indexes):
         fix = MIGRATE
         if live is not None and not live.usable:
-            fix = adapter_for(connection.dialect).schema.revival(connection, index) or MIGRATE
+            fix = adapter_for(connection.dialect).inspection.revival(connection, index) or MIGRATE
         yield Finding(
             severity=Severity.WARNING,
             code="missing-index" if live is None else "wrong-index",
@@ -518,16 +520,16 @@ FEW = 100
 def unserved_claims(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
     for pick in _claims(spec):
-        statement = adapter.locking.finding(pick, *spec.primary_key)
-        plan = adapter.plans.of(connection, statement)
+        statement = adapter.rows.select_for_claim(pick, *spec.primary_key)
+        plan = adapter.inspection.plan(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
             yield Finding.of(spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes exist as declared")
             return
-        best = adapter.plans.of(connection, statement, forced=True)
+        best = adapter.inspection.plan(connection, statement, forced=True)
         unused = f"a claim from {spec.table.fullname} does not use the index {pick.index}"
         if not _serves(best or plan, spec, 0):
-            certain = best is not None or not adapter.locking.orders_freely or _is_large(connection, spec)
+            certain = best is not None or not adapter.rows.locks_after_sorting or _is_large(connection, spec)
             yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
         elif not _serves(plan, spec, FEW) and _is_large(connection, spec):
             fix = f"update the planner's statistics: ANALYZE {spec.table.fullname}"
@@ -577,7 +579,7 @@ def unindexed_references(connection: Connection, adapter: Adapter, spec: QueueSp
     Only tables of the same ``MetaData`` are considered.
     """
     options = spec.options
-    cost = adapter.server.unindexed_reference(connection)
+    cost = adapter.inspection.unindexed_reference(connection)
     if cost is None or (options.on_complete != "delete" and not options.prunes):
         return
     for child in _referring(spec.table):
@@ -613,7 +615,7 @@ def _indexed(connection: Connection, adapter: Adapter, table: Table) -> Iterator
     yield inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]
     for constraint in inspector.get_unique_constraints(table.name, schema=schema):
         yield constraint["column_names"]
-    for index in adapter.schema.live_indexes(connection, table).values():
+    for index in adapter.inspection.live_indexes(connection, table).values():
         names = [term.name for term in index.terms]
         partial = index.predicate and _NOT_NULL.fullmatch(index.predicate)
         if index.usable and (index.predicate is None or (partial and partial[1] in names)):

@@ -121,7 +121,7 @@ def moment_defaults() -> dict[str, str]:
 
 def lasting_keys() -> dict[str, Any]:
     """Return the ``Table`` options, for all engines, that prevent the reuse of generated keys."""
-    return {option: value for each in adapters().values() for option, value in each.schema.lasting_keys.items()}
+    return {option: value for each in adapters().values() for option, value in each.inspection.lasting_keys.items()}
 
 
 def index_options(predicate: Criterion) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def index_options(predicate: Criterion) -> dict[str, Any]:
     return {
         option: _in_words_of(each.name, criterion)
         for each in adapters().values()
-        for option, criterion in each.schema.index_options(predicate).items()
+        for option, criterion in each.inspection.index_options(predicate).items()
     }
 
 

@@ -7,29 +7,17 @@ until 24.2.3 its LIMIT counts locked rows (#121917).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
 
-from ..queue.spec import Finding, Identity, QueueSpec
+from ..queue.spec import Finding
 from .base import Adapter
-from .connections import READ_COMMITTED, Interrupt, Transactions
-from .inspection import Plans, QueryPlan, explain, read_only
+from .connections import READ_COMMITTED, Interrupt
+from .inspection import QueryPlan, explain, read_only
 from .naming import Product
-from .postgresql import (
-    PARTIAL_INDEX,
-    CatalogSchema,
-    PostgreSQLClaims,
-    PostgreSQLErrors,
-    PostgreSQLInserts,
-    PostgreSQLKeys,
-    PostgreSQLLocking,
-    PostgreSQLNetwork,
-    PostgreSQLServer,
-    PostgreSQLTypes,
-    PsycopgRequests,
-)
+from .postgresql import PARTIAL_INDEX, CatalogInspection, PostgreSQLRows, PostgreSQLTypes, PsycopgConnections
 
 _VERSION = re.compile(r"\bv(\d+)\.(\d+)\.(\d+)")
 _SORTS = ("sort", "top-k")
@@ -37,52 +25,23 @@ _OPERATOR = "\N{BULLET} "
 """The prefix of an operator's name in a plan."""
 
 
-class CockroachDB(Adapter):
-    """CockroachDB.  Uses PostgreSQL's SQL, including for claims, but has no NOTIFY and a different EXPLAIN format."""
+class CockroachDBRows(PostgreSQLRows):
+    """Rows that a plan which sorts locks all (cockroachdb/cockroach#173245)."""
 
-    def __init__(self) -> None:
-        needed = "a SKIP LOCKED that skips locked rows before it counts them"
-        product = Product(dialect="cockroachdb", name="CockroachDB", minimum=(24, 2, 3), needed=needed)
-        super().__init__(
-            product,
-            types=PostgreSQLTypes(),
-            locking=CockroachDBLocking(PostgreSQLKeys()),
-            claims=PostgreSQLClaims,
-            inserts=PostgreSQLInserts(product),
-            transactions=CockroachDBTransactions(product),
-            errors=PostgreSQLErrors(),
-            schema=CockroachDBSchema(),
-            server=CockroachDBServer(product),
-            plans=CockroachDBPlans(),
-            requests=CockroachDBRequests(),
-            network=PostgreSQLNetwork(),
-        )
+    locks_after_sorting = False
 
 
-class CockroachDBLocking(PostgreSQLLocking):
-    """Locking in which a plan that sorts locks all rows that it sorts (cockroachdb/cockroach#173245)."""
+class CockroachDBInspection(CatalogInspection):
+    """Reads the version from the banner, since the dialect reports a PostgreSQL version, and plans from EXPLAIN, which
+    is a tree in text.
 
-    orders_freely: ClassVar[bool] = False
-
-
-class CockroachDBTransactions(Transactions):
-    """At SERIALIZABLE, the default, the server itself retries statements where possible."""
-
-    ends_with_error: ClassVar[bool] = True
-    impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
-    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "SERIALIZABLE")
-
-
-class CockroachDBSchema(CatalogSchema):
-    """The dialect reads PostgreSQL's index options, so indexes already have their predicates."""
+    There is no row_security_active(), and rows have no xmax, from which PostgreSQL's checks read.
+    """
 
     @property
     def predicate_option(self) -> str | None:
+        # the dialect reads PostgreSQL's index options, so indexes already have their predicates
         return PARTIAL_INDEX
-
-
-class CockroachDBServer(PostgreSQLServer):
-    """Reads the version from the banner: the dialect reports a PostgreSQL version."""
 
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.pg_catalog.version())))
@@ -91,24 +50,11 @@ class CockroachDBServer(PostgreSQLServer):
         found = _VERSION.search(banner)
         super().judge(tuple(map(int, found.groups())) if found else version, banner)
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         if connection.scalar(select(func.pg_catalog.current_setting("default_transaction_read_only"))) == "on":
             yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
 
-    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        return iter(())
-
-    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
-        return False  # there is no row_security_active()
-
-    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
-        return None  # rows have no xmax
-
-
-class CockroachDBPlans(Plans):
-    """Plans from EXPLAIN, which is a tree in text."""
-
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if forced:
             return None
         return plan_of(explain(connection, "EXPLAIN", statement).scalars())
@@ -126,9 +72,24 @@ def plan_of(lines: Iterable[str]) -> QueryPlan:
     return QueryPlan(indexes=frozenset(indexes), sorted=sorts)
 
 
-class CockroachDBRequests(PsycopgRequests):
-    """Cancels statements through the driver, since there is no process id."""
+class CockroachDBConnections(PsycopgConnections):
+    """At SERIALIZABLE, the default, the server itself retries statements where possible."""
+
+    harmless_levels = (READ_COMMITTED, "SERIALIZABLE")
 
     def interruption(self, connection: Connection) -> Interrupt:
+        # through the driver, since there is no process id
         driver: Any = connection.connection.driver_connection
         return lambda _: driver.cancel()
+
+
+class CockroachDB(Adapter):
+    """CockroachDB.  Uses PostgreSQL's SQL, including for claims, but has no NOTIFY and a different EXPLAIN format."""
+
+    product = Product(
+        dialect="cockroachdb",
+        name="CockroachDB",
+        minimum=(24, 2, 3),
+        needed="a SKIP LOCKED that skips locked rows before it counts them",
+    )
+    parts = (PostgreSQLTypes, CockroachDBRows, CockroachDBConnections, CockroachDBInspection)

@@ -34,6 +34,7 @@ from sqlalchemy.types import TypeEngine
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import utcdefault
+from .connections import Connections
 from .naming import Product, live_name, live_qualifier, plain
 
 # -- column types that differ between engines, and the engine's clock -------------------------------------------------
@@ -82,9 +83,6 @@ class Types(ABC):
         return func.substr(text, 1, length, type_=text.type)
 
 
-# -- reads the live schema, and compares it with the declared one. Changes nothing ------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Term:
     """A column of an index."""
@@ -108,8 +106,34 @@ class LiveIndex:
     """Whether queries can use it."""
 
 
-class Schema:
-    """The schema as SQLAlchemy reflects it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryPlan:
+    """A query plan: how the engine would find the rows of a statement."""
+
+    indexes: frozenset[str]
+    """The names of the indexes that the plan uses."""
+    sorted: int
+    """The number of rows that the plan sorts: at least 1 if it sorts, 0 if it reads them in order."""
+
+
+_NEEDS_LOCKS = "mode='lock', lease=None, and consume() of a queue with limits"
+_CERTIFIED = (
+    "its servers do not see each other's row locks, and reject one of two conflicting transactions only at its"
+    " commit, so two workers could run the same task at once"
+)
+_USE_LEASES = "claim with a lease, and commit the claim before the work begins, as handlers of mode='lease' do"
+
+
+class Inspection(ABC):
+    """What an engine tells of its tables and servers.  Changes nothing."""
+
+    def __init__(self, product: Product, connections: Connections) -> None:
+        self.product = product
+        self.connections = connections
+        self._verified: weakref.WeakSet[Dialect] = weakref.WeakSet()
+        self._clusters: weakref.WeakKeyDictionary[Dialect, str | None] = weakref.WeakKeyDictionary()
+
+    # -- reads the live schema, and compares it with the declared one; by default, as SQLAlchemy reflects it
 
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
     """The table options that prevent the reuse of deleted rows' generated keys, where the engine might."""
@@ -220,80 +244,16 @@ class Schema:
         found = index.get("dialect_options", {}).get(option) if option else None
         return None if found is None else str(found)
 
+    # -- reads query plans
 
-def _names(index: ReflectedIndex) -> Iterator[str]:
-    expressions = index.get("expressions", ())
-    for number, name in enumerate(index["column_names"]):
-        yield expressions[number] if name is None else name
-
-
-_CAST = r"::+\s*(?:character varying|double precision|\w+)(?:\(\d+\))?(?:\[\])?"
-_WORD = re.compile(rf"('(?:[^']|'')*')|{_CAST}|(\w+|[<>=!]+)", re.IGNORECASE)
-
-
-def _words(predicate: str) -> list[str]:
-    """Return a condition's tokens, except those that servers add or omit: casts, parentheses, quotes around names.
-
-    ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` is equivalent to ``[status] IN ('b', 'a')``.
-    """
-    words: list[str] = []
-    for literal, word in _WORD.findall(predicate):
-        words += [literal] if literal else [word.lower()] if word else []
-        if words[-3:] == ["=", "any", "array"]:
-            words[-3:] = ["in"]
-    groups = groupby(words, key=lambda word: word.startswith("'"))
-    return [word for is_literal, group in groups for word in (sorted(group) if is_literal else group)]
-
-
-# -- reads query plans ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryPlan:
-    """A query plan: how the engine would find the rows of a statement."""
-
-    indexes: frozenset[str]
-    """The names of the indexes that the plan uses."""
-    sorted: int
-    """The number of rows that the plan sorts: at least 1 if it sorts, 0 if it reads them in order."""
-
-
-class Plans:
-    """No plans: the engine is not queried for them."""
-
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         """Return the plan of ``statement`` at the table's current size, or ``None`` if the engine is not queried.
 
         ``forced``: return the plan with table scans and sorts disabled, or ``None`` if the engine cannot disable them.
         """
         return None
 
-
-def explain(connection: Connection, prefix: str, statement: ClauseElement) -> CursorResult[Any]:
-    """Execute ``statement`` with ``prefix``, the engine's EXPLAIN, and return the result."""
-    schemas = connection.get_execution_options().get("schema_translate_map")
-    translated = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
-    text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}, **translated))
-    return connection.exec_driver_sql(f"{prefix} {text}")
-
-
-# -- checks whether a server and an account can run a queue: version, state and privileges. Changes nothing -----------
-
-_NEEDS_LOCKS = "mode='lock', lease=None, and consume() of a queue with limits"
-_CERTIFIED = (
-    "its servers do not see each other's row locks, and reject one of two conflicting transactions only at its"
-    " commit, so two workers could run the same task at once"
-)
-_USE_LEASES = "claim with a lease, and commit the claim before the work begins, as handlers of mode='lease' do"
-
-
-class Server(ABC):
-    """A server: its version, its state and the privileges of an account."""
-
-    def __init__(self, product: Product) -> None:
-        self.product = product
-        self._verified: weakref.WeakSet[Dialect] = weakref.WeakSet()
-        self._clusters: weakref.WeakKeyDictionary[Dialect, str | None] = weakref.WeakKeyDictionary()
+    # -- checks whether a server and an account can run a queue: version, state and privileges
 
     def verify(self, connection: Connection) -> None:
         """Raise :class:`.UnsupportedDialectError` if queues cannot run on this server.  Checks once per engine."""
@@ -346,7 +306,7 @@ class Server(ABC):
         return None
 
     @abstractmethod
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         """Yield the problems of this server, or of sessions like this one, that affect all queues."""
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
@@ -378,6 +338,41 @@ class Server(ABC):
         ``live`` are the table's existing columns.
         """
         return ()
+
+
+# -- what the methods above use ---------------------------------------------------------------------------------------
+
+
+def _names(index: ReflectedIndex) -> Iterator[str]:
+    expressions = index.get("expressions", ())
+    for number, name in enumerate(index["column_names"]):
+        yield expressions[number] if name is None else name
+
+
+_CAST = r"::+\s*(?:character varying|double precision|\w+)(?:\(\d+\))?(?:\[\])?"
+_WORD = re.compile(rf"('(?:[^']|'')*')|{_CAST}|(\w+|[<>=!]+)", re.IGNORECASE)
+
+
+def _words(predicate: str) -> list[str]:
+    """Return a condition's tokens, except those that servers add or omit: casts, parentheses, quotes around names.
+
+    ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` is equivalent to ``[status] IN ('b', 'a')``.
+    """
+    words: list[str] = []
+    for literal, word in _WORD.findall(predicate):
+        words += [literal] if literal else [word.lower()] if word else []
+        if words[-3:] == ["=", "any", "array"]:
+            words[-3:] = ["in"]
+    groups = groupby(words, key=lambda word: word.startswith("'"))
+    return [word for is_literal, group in groups for word in (sorted(group) if is_literal else group)]
+
+
+def explain(connection: Connection, prefix: str, statement: ClauseElement) -> CursorResult[Any]:
+    """Execute ``statement`` with ``prefix``, the engine's EXPLAIN, and return the result."""
+    schemas = connection.get_execution_options().get("schema_translate_map")
+    translated = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
+    text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}, **translated))
+    return connection.exec_driver_sql(f"{prefix} {text}")
 
 
 def read_only(reason: str, fix: str) -> Finding:

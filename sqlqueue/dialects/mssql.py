@@ -49,14 +49,15 @@ from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import Assignment, KeyText, UTCDateTime
 from ..sql.selection import Pick
 from .base import Adapter
-from .connections import FORMER, READ_COMMITTED, Errors, Network, Requests, Transactions, first_argument
-from .inspection import Schema, Server, Types, read_only
+from .connections import FORMER, READ_COMMITTED, Connections, first_argument
+from .inspection import Inspection, Types, read_only
 from .naming import Product, live_name, plain
-from .statements import MANY, ByKey, Claims, Inserts, Keys, Locking, Rows, Taking, names_of
+from .statements import MANY, ByKey, ClaimRequest, Rows, names_of
 
 # -- selects rows by key within the limit of 2,100 parameters ---------------------------------------------------------
 
 _PREPARER = mssql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
+_QUOTE = _PREPARER.quote
 _WANTED = "sqlqueue_wanted"
 
 
@@ -133,13 +134,122 @@ def _compile_with_from(statement: Any, compiler: Any, **kw: Any) -> str:
     return f"{text} {rows}"
 
 
-class SQLServerKeys(Keys):
-    """Compares several columns with a table of values, because the engine has no tuple comparison."""
+def seek_by_key(table: Table) -> str:
+    """Return the hints with which a statement seeks rows through the primary key.
 
-    batch: ClassVar[int] = 400
-    tuples: ClassVar[bool] = False
-    pads: ClassVar[bool] = True
-    names_rows: ClassVar[bool] = False
+    FORCESEEK alone allows every index whose conditions the statement implies, and would lock all of its ready entries
+    instead of the named rows: https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    """
+    index = index_of_key(table)
+    return "FORCESEEK" if index is None else f"FORCESEEK, INDEX({index})"
+
+
+def index_of_key(table: Table) -> str | None:
+    """Return the index of the primary key, as a hint names it.
+
+    1 is the clustered index, which the primary key is unless the model declares otherwise.  The index of another
+    primary key has its name; without one, it cannot be named.
+    """
+    key = table.primary_key
+    others = (*table.indexes, *(each for each in table.constraints if isinstance(each, UniqueConstraint)))
+    if _clusters(key) is not False and not any(map(_clusters, others)):
+        return "1"
+    return _PREPARER.format_constraint(key) if key.name else None
+
+
+def _clusters(index: Any) -> bool | None:
+    """Return whether the model declares the index as clustered, if it does say so."""
+    clusters: bool | None = index.dialect_options["mssql"]["clustered"]
+    return clusters
+
+
+def _seek(pick: Pick) -> str:
+    return seek_by_key(pick.spec.table) if pick.index is None else f"FORCESEEK, INDEX({_QUOTE(pick.index)})"
+
+
+def _with_row(spec: QueueSpec, columns: Sequence[ColumnElement[Any]]) -> Sequence[ColumnElement[Any]]:
+    """Return the columns together with one that no index contains, so that the row itself is read and locked.
+
+    A statement covered by an index locks the index's keys instead of the rows: a transaction that reaches a row through
+    another index would not see the lock.  See the remarks on table hints.
+    """
+    indexed = {column for index in spec.table.indexes for column in index.columns} | set(spec.primary_key)
+    beyond = [column for column in spec.columns.values() if column not in indexed]
+    return columns if set(columns) & set(beyond) else (*columns, *beyond[:1])
+
+
+# -- times without a zone, and Unicode keys compared character by character -------------------------------------------
+
+_EXACT = "Latin1_General_100_BIN2"
+
+
+class SQLServerTypes(Types):
+    """Unicode types, independent of the database's collation."""
+
+    timestamp = UTCDateTime.wrapping(mssql.DATETIME2, precision=6)
+    long_text = mssql.NVARCHAR()
+
+    def key(self, length: int) -> TypeEngine[Any] | None:
+        return KeyText.wrapping(mssql.NVARCHAR, length=length, collation=_EXACT)
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        now = func.sysutcdatetime()
+        if seconds is None:
+            return now
+        # DATEADD takes an int, whose seconds cover 68 years only: whole minutes first, then the remaining microseconds
+        minutes = func.floor(seconds.op("/")(literal_column("60")))
+        micros = (seconds - minutes * literal_column("60")) * literal_column("1000000")
+        return func.dateadd(text("microsecond"), micros, func.dateadd(text("minute"), minutes, now))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())
+
+    def beginning(self, text: ColumnElement[str], length: int) -> ColumnElement[str]:
+        return func.substring(text, 1, length, type_=text.type)
+
+
+# -- claims in one statement ------------------------------------------------------------------------------------------
+
+_FEW = 25
+"""The number of rows up to which a plan looks up each row as it reads the index.  For more rows it may read ahead, and
+keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
+
+
+class ClaimingUpdate(Update):
+    """An UPDATE on one processor: parallel scans would read, and lock, further entries."""
+
+    inherit_cache = True
+
+
+@compiles(ClaimingUpdate, "mssql")
+def _compile_on_one_processor(update: ClaimingUpdate, compiler: Any, **kw: Any) -> str:
+    return f"{compiler.visit_update(update, **kw)} OPTION (MAXDOP 1)"
+
+
+def _null_first(value: Any) -> tuple[bool, Any]:
+    return value is not None, value
+
+
+class SQLServerRows(Rows):
+    """READPAST skips locked rows, UPDLOCK keeps locks until the transaction ends, ROWLOCK prevents page locks, and
+    FORCESEEK prevents scanning and sorting a small table, which would lock all of it.  Locks may be kept on rows that
+    turn out not to match, and on index entries whose rows READPAST skips. Therefore, rows are first read without locks,
+    and then locked by primary key, except by the claims that :meth:`lock_and_write` makes in one statement.
+    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    """
+
+    # the engine has no tuple comparison: several columns are compared with a table of values
+    seeks_tuples = False
+    names_rows = False
+    batch = 400
+    pads_lists = True
+    locks_after_sorting = False
+    # NOCOUNT suppresses the count, and the statements of a trigger add their own
+    reports_counts = False
+    # a scan waits for rows that others have locked, and about 5,000 locks of one statement escalate to a table lock
+    sweeps_by_key = True
+    # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/string-comparison-assignment
+    drops_blanks = True
 
     def most(self, spec: QueueSpec) -> int:
         # at most 2,100 parameters; a statement may contain each key three times: all keys, keys with attempt and
@@ -180,323 +290,86 @@ class SQLServerKeys(Keys):
         hinted.__class__ = SeekingUpdate if isinstance(statement, Update) else SeekingDelete
         return hinted
 
-
-def seek_by_key(table: Table) -> str:
-    """Return the hints with which a statement seeks rows through the primary key.
-
-    FORCESEEK alone allows every index whose conditions the statement implies, and would lock all of its ready entries
-    instead of the named rows: https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-    """
-    index = index_of_key(table)
-    return "FORCESEEK" if index is None else f"FORCESEEK, INDEX({index})"
-
-
-def index_of_key(table: Table) -> str | None:
-    """Return the index of the primary key, as a hint names it.
-
-    1 is the clustered index, which the primary key is unless the model declares otherwise.  The index of another
-    primary key has its name; without one, it cannot be named.
-    """
-    key = table.primary_key
-    others = (*table.indexes, *(each for each in table.constraints if isinstance(each, UniqueConstraint)))
-    if _clusters(key) is not False and not any(map(_clusters, others)):
-        return "1"
-    return _PREPARER.format_constraint(key) if key.name else None
-
-
-def _clusters(index: Any) -> bool | None:
-    """Return whether the model declares the index as clustered, if it does say so."""
-    clusters: bool | None = index.dialect_options["mssql"]["clustered"]
-    return clusters
-
-
-# -- table hints that restrict locks to the rows of a claim -----------------------------------------------------------
-
-_QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
-
-
-class SQLServerLocking(Locking):
-    """READPAST skips locked rows, UPDLOCK keeps locks until the transaction ends, ROWLOCK prevents page locks, and
-    FORCESEEK prevents scanning and sorting a small table, which would lock all of it.  Locks may be kept on rows that
-    turn out not to match, and on index entries whose rows READPAST skips. Therefore, rows are first read without locks,
-    and then locked by primary key, except by the claims that :class:`.SQLServerClaims` makes in one statement.
-    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-    """
-
-    orders_freely: ClassVar[bool] = False
-    # NOCOUNT suppresses the count, and the statements of a trigger add their own
-    counts: ClassVar[bool] = False
-    # a scan waits for rows that others have locked, and about 5,000 locks of one statement escalate to a table lock
-    sweeps_by_key: ClassVar[bool] = True
-
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         picked = pick.select(*_with_row(pick.spec, columns)).limit(pick.limit)
         return picked.with_hint(pick.spec.table, f"WITH (ROWLOCK, UPDLOCK, READPAST, {_seek(pick)})")
 
-    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+    def use_index(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
         return reading.with_hint(pick.spec.table, f"WITH ({_seek(pick)})")
 
     def is_served(self, pick: Pick) -> bool:
         return pick.index is None
 
-    def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
+    def select_by_key(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
         matching = select(*_with_row(spec, spec.primary_key)).where(*criteria)
         skips = "" if waits else "READPAST, "
         return matching.with_hint(spec.table, f"WITH (ROWLOCK, UPDLOCK, {skips}{seek_by_key(spec.table)})")
 
-    def returns(self, spec: QueueSpec) -> bool:
+    def supports_returning(self, spec: QueueSpec) -> bool:
         # OUTPUT fails on a table with triggers, which Table(implicit_returning=False) declares
         return spec.table.implicit_returning
 
-    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
-        loading: Select[Any] = self.keys.by_key(spec, super().loading(spec, count, latest=latest))
+    def select_instances(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        loading: Select[Any] = self.by_key(spec, super().select_instances(spec, count, latest=latest))
         return loading
 
+    # Locks that are kept without a write cover exactly the rows that are returned: all are released, and those that are
+    # returned locked again.  UPDLOCK may keep others until the transaction ends, but a rollback to a savepoint releases
+    # later locks, "except for escalated and converted locks":
+    # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql
 
-def _seek(pick: Pick) -> str:
-    return seek_by_key(pick.spec.table) if pick.index is None else f"FORCESEEK, INDEX({_QUOTE(pick.index)})"
-
-
-def _with_row(spec: QueueSpec, columns: Sequence[ColumnElement[Any]]) -> Sequence[ColumnElement[Any]]:
-    """Return the columns together with one that no index contains, so that the row itself is read and locked.
-
-    A statement covered by an index locks the index's keys instead of the rows: a transaction that reaches a row through
-    another index would not see the lock.  See the remarks on table hints.
-    """
-    indexed = {column for index in spec.table.indexes for column in index.columns} | set(spec.primary_key)
-    beyond = [column for column in spec.columns.values() if column not in indexed]
-    return columns if set(columns) & set(beyond) else (*columns, *beyond[:1])
-
-
-# -- times without a zone, and Unicode keys compared character by character -------------------------------------------
-
-_EXACT = "Latin1_General_100_BIN2"
-
-
-class SQLServerTypes(Types):
-    """Unicode types, independent of the database's collation."""
-
-    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mssql.DATETIME2, precision=6)
-    long_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR()
-
-    def key(self, length: int) -> TypeEngine[Any] | None:
-        return KeyText.wrapping(mssql.NVARCHAR, length=length, collation=_EXACT)
-
-    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
-        now = func.sysutcdatetime()
-        if seconds is None:
-            return now
-        # DATEADD takes an int, whose seconds cover 68 years only: whole minutes first, then the remaining microseconds
-        minutes = func.floor(seconds.op("/")(literal_column("60")))
-        micros = (seconds - minutes * literal_column("60")) * literal_column("1000000")
-        return func.dateadd(text("microsecond"), micros, func.dateadd(text("minute"), minutes, now))
-
-    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
-        return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())
-
-    def beginning(self, text: ColumnElement[str], length: int) -> ColumnElement[str]:
-        return func.substring(text, 1, length, type_=text.type)
-
-
-# -- error numbers of SQL Server and DB-Library, and SQLSTATEs of ODBC ------------------------------------------------
-
-# https://learn.microsoft.com/en-us/sql/relational-databases/errors-events/database-engine-events-and-errors
-_TRANSIENT = (
-    # deadlock, lock timeout, no memory for locks; a snapshot's conflict with a write, and with a change of the table
-    *(1205, 1222, 1204, 3960, 3961),
-    # commits of memory-optimized tables that depend on, or conflict with, others
-    *(41301, 41302, 41305, 41325, 41839),
-)
-_OUTAGES = (
-    # SQLSTATE: cannot connect, not connected, refused, lost at commit, communication link failure
-    *("08001", "08003", "08004", "08007", "08S01"),
-    # database cannot be opened, not recovered yet, being recovered; not accessible as part of an availability group
-    *(4060, 921, 922, 976, 983),
-    # session killed; shutdown, paused, upgraded, too many connections
-    *(596, 6005, 17142, 18401, 17809),
-    # read-only (such as a secondary), log full, file group full
-    *(3906, 9002, 1105),
-    # Azure SQL: failover, too busy, not available, limit reached, not enough resources, too many operations
-    # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
-    *(40197, 40501, 40613, 10928, 10929, 10936, 40143, 40540, 49918, 49919, 49920),
-    # Azure SQL: session ended by its age, locks, share of tempdb, of the log or of memory
-    *(40549, 40550, 40551, 40552, 40553),
-    # a replica that is still starting
-    4221,
-    # pymssql, with DB-Library's numbers: connection failed, read, write, no socket, unreachable, closed
-    *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
-)
-_TIMEOUTS = frozenset({"HYT00", 20003})
-"""Timeouts of a login or a statement."""
-_FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
-"""Matches 2627 in "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": the number follows the message's text."""
-_FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
-
-
-class SQLServerErrors(Errors):
-    """Codes of the server or the driver.
-
-    pyodbc gives the server's number only in the text, at a fixed position.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            transient=_TRANSIENT,
-            outages=_OUTAGES,
-            duplicates=(2601, 2627),
-            references=(547,),
-            # denied on an object, a column, in general, on a server's or database's state; no access to a database
-            denied=(229, 230, 297, 300, 262, 916),
-            lost_savepoints=(3903, 6401),
-        )
-
-    def has_lost(self, error: DBAPIError) -> bool:
-        if not _TIMEOUTS.isdisjoint(self.codes(error)):
-            # a login timeout is an outage; a statement timeout is not, although SQLAlchemy invalidates the connection
-            return error.statement is None
-        return super().has_lost(error)
-
-    def code(self, error: DBAPIError) -> Any:
-        code = first_argument(error)
-        return code[0] if isinstance(code, tuple) else code  # pymssql: number and text
-
-    def codes(self, error: DBAPIError) -> Collection[Any]:
-        return (self.code(error), *_numbers(error))
-
-
-def _numbers(error: DBAPIError) -> Iterator[int]:
-    """Yield the server's numbers, which pyodbc appends to each message; numbers within a message do not count."""
-    text = str(error.orig.args[-1]) if error.orig is not None and error.orig.args else ""
-    *_, first = (None, *_FIRST.finditer(text))
-    if first is not None:
-        yield int(first[1])
-        yield from map(int, _FURTHER.findall(text, first.end()))
-
-
-# -- isolation levels that READPAST does not support, and errors that end a transaction -------------------------------
-
-
-class SQLServerTransactions(Transactions):
-    """READ COMMITTED, with locks or row versions."""
-
-    impatient: ClassVar[str | None] = "SET LOCK_TIMEOUT 1000"
-    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED,)
-    # error 650: READPAST works only at READ COMMITTED and REPEATABLE READ
-    refused_levels: ClassVar[Collection[str]] = ("READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE")
-
-    def __init__(self, product: Product, errors: Errors) -> None:
-        super().__init__(product)
-        self._errors = errors
-
-    @contextmanager
-    def tentative(self, session: Session) -> Iterator[None]:
-        # a savepoint, although the server rolls back a failed statement alone: with XACT_ABORT on, which a server can
-        # set for all sessions, a violated key ends the transaction, and later writes would be committed without the
-        # earlier ones
-        try:
-            with session.begin_nested():
-                yield
-        except DBAPIError as error:
-            reason = self._errors.reason(error)
-            raise reason from reason.orig
-
-
-# -- claims in one statement ------------------------------------------------------------------------------------------
-
-_FEW = 25
-"""The number of rows up to which a plan looks up each row as it reads the index.  For more rows it may read ahead, and
-keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
-
-
-class ClaimingUpdate(Update):
-    """An UPDATE on one processor: parallel scans would read, and lock, further entries."""
-
-    inherit_cache = True
-
-
-@compiles(ClaimingUpdate, "mssql")
-def _compile_on_one_processor(update: ClaimingUpdate, compiler: Any, **kw: Any) -> str:
-    return f"{compiler.visit_update(update, **kw)} OPTION (MAXDOP 1)"
-
-
-class ReleasingRows(Rows):
-    """Keeps no locks on rows that it does not return: it releases all, and locks those that it returns again.
-
-    UPDLOCK may keep them until the transaction ends, but a rollback to a savepoint releases later locks, "except for
-    escalated and converted locks":
-    https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql
-    """
-
-    def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
+    def lock_selected(self, session: Session, pick: Pick, *, locks_only: bool) -> list[Identity]:
+        if not locks_only:
+            return super().lock_selected(session, pick, locks_only=False)
         with session.connection(pick.spec.bind_arguments).begin_nested() as savepoint:
-            found = super().lock_picked(session, pick)
-            if len(found) < pick.limit:
-                savepoint.rollback()
-        return found if len(found) == pick.limit else self.lock_keys(session, pick, found, len(found))
+            found = super().lock_selected(session, pick, locks_only=True)
+            if len(found) == pick.limit:
+                return found
+            savepoint.rollback()
+        return self.lock_keys(session, pick, found, len(found), locks_only=True)
 
-    def lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
+    def lock_keys(
+        self, session: Session, pick: Pick, keys: Sequence[Identity], room: int, *, locks_only: bool
+    ) -> list[Identity]:
+        if not locks_only:
+            return super().lock_keys(session, pick, keys, room, locks_only=False)
         while keys:
             with session.connection(pick.spec.bind_arguments).begin_nested() as savepoint:
-                found = super().lock_keys(session, pick, keys, room)
-                if len(found) < min(room, len(keys)):
-                    savepoint.rollback()
-            if len(found) == min(room, len(keys)):
-                return found
+                found = super().lock_keys(session, pick, keys, room, locks_only=True)
+                if len(found) == min(room, len(keys)):
+                    return found
+                savepoint.rollback()
             keys = found
         return []
 
+    def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
+        """Update a common table expression whose rows are locked as they are found.
 
-class SQLServerClaims(Claims):
-    """A claim is an UPDATE of a common table expression whose rows are locked as they are found.
-
-    This applies to a few rows that one index finds.  Others, and rows that are only locked, possibly for as long as
-    their handler runs, are first read without locks, and then locked by primary key.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(rows)
-        self._releasing = Claims(ReleasingRows(rows.locking, rows.errors))
-
-    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
-        return self._releasing.lock(session, pick) if holds else super().lock(session, pick)
-
-    def take(self, session: Session, taking: Taking) -> list[Any]:
-        pick, rows = taking.pick, self.rows
+        This applies to a few rows that one index finds.  Others, and rows that are only locked, possibly for as long as
+        their handler runs, are first read without locks, and then locked by primary key.
+        """
+        pick, spec = request.pick, request.pick.spec
         is_found_by_one_index = pick.exact and (pick.index is None or pick.limit <= _FEW)
-        if not taking.assignments or taking.delete or not rows.locking.returns(pick.spec) or not is_found_by_one_index:
-            return super().take(session, taking)
-        taken = rows.execute(session, pick.spec, self.claiming(pick, taking.assignments), taking.parameters).all()
+        if not request.assignments or request.delete or not self.supports_returning(spec) or not is_found_by_one_index:
+            return super().lock_and_write(session, request)
+        taken = self.execute(session, spec, self.claiming(pick, request.assignments), request.parameters).all()
         count = len(pick.order)
         for n, term in reversed(list(enumerate(pick.order))):
             taken = sorted(taken, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
         keys = [tuple(row[count:]) for row in taken]
-        return rows.load(session, pick.spec, keys, taking.options, unreadable=taking.unreadable)
+        return self.load(session, spec, keys, request.options, unreadable=request.unreadable)
 
     def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
         """Return the claim's statement.  It returns the values by which rows are ordered, then the primary key."""
         spec = pick.spec
         columns = {column.name: column for column in (*spec.primary_key, *spec.columns.values())}
         columns |= {term.column.name: term.column for term in pick.order}
-        picked = self.rows.locking.picking(pick, *columns.values()).cte("picked")
+        picked = self.select_locking(pick, *columns.values()).cte("picked")
         adapter = ClauseAdapter(picked)
         values = {picked.c[column.name]: adapter.traverse(value) for column, value in assignments}
         before = picked.alias("deleted").c
         order = [before[term.column.name] for term in pick.order]
         return ClaimingUpdate(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
-
-
-def _null_first(value: Any) -> tuple[bool, Any]:
-    return value is not None, value
-
-
-# -- inserts of text keys, which comparisons pad ----------------------------------------------------------------------
-
-
-class SQLServerInserts(Inserts):
-    """No upsert; comparisons pad texts to the same length."""
-
-    # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/string-comparison-assignment
-    drops_blanks: ClassVar[bool] = True
 
 
 # -- reads columns and indexes from the system views ------------------------------------------------------------------
@@ -515,42 +388,6 @@ _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id
 _TRIGGERS = table("triggers", column("parent_id"), column("name", String), schema="sys")
 
 
-class SQLServerSchema(Schema):
-    """Reads filtered indexes, disabled indexes and sort directions."""
-
-    partial_index: ClassVar[str | None] = "mssql_where"
-    reviving: ClassVar[str | None] = "ALTER INDEX {index} ON {table} REBUILD"
-
-    def descending(
-        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
-    ) -> Collection[tuple[Any, str]]:
-        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
-        same = (_KEYS.c.object_id == INDEXES.c.object_id) & (_KEYS.c.index_id == INDEXES.c.index_id)
-        terms = select(INDEXES.c.name, name).join_from(INDEXES, _KEYS, same).where(is_of(connection, table))
-        return {(index, each) for index, each in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
-
-    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        disabled = select(INDEXES.c.name).where(is_of(connection, table), INDEXES.c.is_disabled == 1)
-        return connection.scalars(disabled).all()
-
-    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
-        name = name_of(connection, table)
-        found = connection.scalars(select(_TRIGGERS.c.name).where(_TRIGGERS.c.parent_id == func.object_id(name))).all()
-        # an account without this privilege sees no triggers
-        sees = select(func.has_perms_by_name(name, "OBJECT", "VIEW DEFINITION"))
-        return found if found or connection.scalar(sees) else None
-
-    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
-        mine = _COLUMNS.c.object_id == func.object_id(name_of(connection, table))
-        found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
-        return {each[0]: each[1] for each in connection.execute(found)}
-
-    def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
-        # SQLAlchemy does not reflect the precision
-        unknown = isinstance(live, mssql.DATETIME2) and live.precision is None
-        return unknown or super().same_moments(dialect, declared, live)
-
-
 def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
     """Return the table's quoted name as a string literal, for system functions."""
     return literal(live_name(connection, table), Unicode())
@@ -559,6 +396,13 @@ def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
 def is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
     """Return the criterion of the table's indexes."""
     return INDEXES.c.object_id == func.object_id(name_of(connection, table))
+
+
+def collations_of(connection: Connection, table: Table) -> Mapping[str, str | None]:
+    """Return the collations of the columns of ``table``, by name."""
+    mine = _COLUMNS.c.object_id == func.object_id(name_of(connection, table))
+    found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
+    return {each[0]: each[1] for each in connection.execute(found)}
 
 
 # -- checks a table's settings, its indexes, and the procedures and triggers that refer to it -------------------------
@@ -645,7 +489,7 @@ def findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding
 
 def _findings_of_collations(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield the columns of the primary key that are converted before they are compared, so that no index is used."""
-    collations = SQLServerSchema().collations(connection, spec.table)
+    collations = collations_of(connection, spec.table)
     live = [(column, text) for column in spec.primary_key if (text := collations.get(column.name))]
     # of other collations, the server derives a range of the index from the wide text
     narrow = [each.name for each, text in live if text[:4] == "SQL_" and is_narrow(each.type, connection.dialect)]
@@ -712,7 +556,6 @@ def _sets_identities(spec: QueueSpec) -> bool:
 
 # -- checks the state and settings of the connected database, and the options of the session --------------------------
 
-_QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 _DATABASES = table(
     "databases",
     column("name", String),
@@ -784,8 +627,39 @@ _ALWAYS_NEW = ("5", "8", "12")
 https://learn.microsoft.com/en-us/sql/t-sql/functions/serverproperty-transact-sql"""
 
 
-class SQLServerServer(Server):
-    """A server, or an Azure SQL database."""
+class SQLServerInspection(Inspection):
+    """Reads the system views: filtered indexes, disabled indexes and sort directions; checks a server, or an Azure SQL
+    database."""
+
+    partial_index = "mssql_where"
+    reviving = "ALTER INDEX {index} ON {table} REBUILD"
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
+        same = (_KEYS.c.object_id == INDEXES.c.object_id) & (_KEYS.c.index_id == INDEXES.c.index_id)
+        terms = select(INDEXES.c.name, name).join_from(INDEXES, _KEYS, same).where(is_of(connection, table))
+        return {(index, each) for index, each in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        disabled = select(INDEXES.c.name).where(is_of(connection, table), INDEXES.c.is_disabled == 1)
+        return connection.scalars(disabled).all()
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        name = name_of(connection, table)
+        found = connection.scalars(select(_TRIGGERS.c.name).where(_TRIGGERS.c.parent_id == func.object_id(name))).all()
+        # an account without this privilege sees no triggers
+        sees = select(func.has_perms_by_name(name, "OBJECT", "VIEW DEFINITION"))
+        return found if found or connection.scalar(sees) else None
+
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        return collations_of(connection, table)
+
+    def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
+        # SQLAlchemy does not reflect the precision
+        unknown = isinstance(live, mssql.DATETIME2) and live.precision is None
+        return unknown or super().same_moments(dialect, declared, live)
 
     def banner(self, connection: Connection) -> str:
         if (connection.dialect.server_version_info or ()) >= self.product.minimum:
@@ -796,7 +670,7 @@ class SQLServerServer(Server):
         if banner not in _ALWAYS_NEW:
             super().judge(version, banner)
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         yield from findings_of_database(connection)
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
@@ -819,11 +693,102 @@ class SQLServerServer(Server):
         return [privilege for privilege, has in zip(asked, granted, strict=True) if not has]
 
 
-# -- executes SQL tasks on SQL Server ---------------------------------------------------------------------------------
+# -- errors, transactions, and the timeouts of drivers ----------------------------------------------------------------
+
+# https://learn.microsoft.com/en-us/sql/relational-databases/errors-events/database-engine-events-and-errors
+_TRANSIENT = (
+    # deadlock, lock timeout, no memory for locks; a snapshot's conflict with a write, and with a change of the table
+    *(1205, 1222, 1204, 3960, 3961),
+    # commits of memory-optimized tables that depend on, or conflict with, others
+    *(41301, 41302, 41305, 41325, 41839),
+)
+_OUTAGES = (
+    # SQLSTATE: cannot connect, not connected, refused, lost at commit, communication link failure
+    *("08001", "08003", "08004", "08007", "08S01"),
+    # database cannot be opened, not recovered yet, being recovered; not accessible as part of an availability group
+    *(4060, 921, 922, 976, 983),
+    # session killed; shutdown, paused, upgraded, too many connections
+    *(596, 6005, 17142, 18401, 17809),
+    # read-only (such as a secondary), log full, file group full
+    *(3906, 9002, 1105),
+    # Azure SQL: failover, too busy, not available, limit reached, not enough resources, too many operations
+    # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
+    *(40197, 40501, 40613, 10928, 10929, 10936, 40143, 40540, 49918, 49919, 49920),
+    # Azure SQL: session ended by its age, locks, share of tempdb, of the log or of memory
+    *(40549, 40550, 40551, 40552, 40553),
+    # a replica that is still starting
+    4221,
+    # pymssql, with DB-Library's numbers: connection failed, read, write, no socket, unreachable, closed
+    *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
+)
+_TIMEOUTS = frozenset({"HYT00", 20003})
+"""Timeouts of a login or a statement."""
+_FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
+"""Matches 2627 in "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": the number follows the message's text."""
+_FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
 
 
-class SQLServerRequests(Requests):
-    """Limits the time through the driver."""
+def _numbers(error: DBAPIError) -> Iterator[int]:
+    """Yield the server's numbers, which pyodbc appends to each message; numbers within a message do not count."""
+    text = str(error.orig.args[-1]) if error.orig is not None and error.orig.args else ""
+    *_, first = (None, *_FIRST.finditer(text))
+    if first is not None:
+        yield int(first[1])
+        yield from map(int, _FURTHER.findall(text, first.end()))
+
+
+_LONGER = ", or longer if a statement takes longer"
+_REST = f"{_LONGER}; KeepAlive=10;KeepAliveInterval=3 in the connection string, as ODBC may still wait for the server"
+
+
+class SQLServerConnections(Connections):
+    """Codes of the server or the driver; READ COMMITTED, with locks or row versions; the login timeouts of ODBC and
+    FreeTDS.
+
+    pyodbc gives the server's number only in the text, at a fixed position.
+    """
+
+    transient_errors = _TRANSIENT
+    outage_errors = _OUTAGES
+    duplicate_errors = (2601, 2627)
+    reference_errors = (547,)
+    # denied on an object, a column, in general, on a server's or database's state; no access to a database
+    denied_errors = (229, 230, 297, 300, 262, 916)
+    lost_savepoint_errors = (3903, 6401)
+    short_lock_wait = "SET LOCK_TIMEOUT 1000"
+    harmless_levels = (READ_COMMITTED,)
+    # error 650: READPAST works only at READ COMMITTED and REPEATABLE READ
+    refused_levels = ("READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE")
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
+        "pyodbc": ("timeout",),
+        "aioodbc": ("timeout",),
+        "pymssql": ("login_timeout",),
+    }
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        if not _TIMEOUTS.isdisjoint(self.error_codes(error)):
+            # a login timeout is an outage; a statement timeout is not, although SQLAlchemy invalidates the connection
+            return error.statement is None
+        return super().has_lost(error)
+
+    def error_code(self, error: DBAPIError) -> Any:
+        code = first_argument(error)
+        return code[0] if isinstance(code, tuple) else code  # pymssql: number and text
+
+    def error_codes(self, error: DBAPIError) -> Collection[Any]:
+        return (self.error_code(error), *_numbers(error))
+
+    @contextmanager
+    def tentative(self, session: Session) -> Iterator[None]:
+        # a savepoint, although the server rolls back a failed statement alone: with XACT_ABORT on, which a server can
+        # set for all sessions, a violated key ends the transaction, and later writes would be committed without the
+        # earlier ones
+        try:
+            with session.begin_nested():
+                yield
+        except DBAPIError as error:
+            reason = self.reason(error)
+            raise reason from reason.orig
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         # the server's QUERY_GOVERNOR_COST_LIMIT limits estimates only; with a timeout, the driver cancels statements
@@ -831,25 +796,9 @@ class SQLServerRequests(Requests):
         connection.info.setdefault(FORMER, driver.timeout)
         driver.timeout = max(math.ceil(timeout.total_seconds()), 1)
 
-    def lift_limit(self, connection: Connection) -> None:
+    def lift_time_limit(self, connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
         driver.timeout = connection.info.pop(FORMER)
-
-
-# -- the timeouts of the drivers of SQL Server ------------------------------------------------------------------------
-
-_LONGER = ", or longer if a statement takes longer"
-_REST = f"{_LONGER}; KeepAlive=10;KeepAliveInterval=3 in the connection string, as ODBC may still wait for the server"
-
-
-class SQLServerNetwork(Network):
-    """The login timeouts of ODBC and FreeTDS."""
-
-    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
-        "pyodbc": ("timeout",),
-        "aioodbc": ("timeout",),
-        "pymssql": ("login_timeout",),
-    }
 
     def driver_advice(self, connection: Any) -> str | None:
         """Return advice for statements only: ODBC's driver decides whether a statement ends in time, and may wait for
@@ -872,24 +821,10 @@ class SQLServerNetwork(Network):
 class SQLServer(Adapter):
     """SQL Server 2016 and newer, and Azure SQL."""
 
-    def __init__(self) -> None:
-        product = Product(
-            dialect="mssql",
-            name="SQL Server",
-            minimum=(13,),
-            needed="filtered indexes and DATETIME2 arithmetic as this library uses them",
-        )
-        errors = SQLServerErrors()
-        super().__init__(
-            product,
-            types=SQLServerTypes(),
-            locking=SQLServerLocking(SQLServerKeys()),
-            claims=SQLServerClaims,
-            transactions=SQLServerTransactions(product, errors),
-            inserts=SQLServerInserts(product),
-            errors=errors,
-            schema=SQLServerSchema(),
-            server=SQLServerServer(product),
-            requests=SQLServerRequests(),
-            network=SQLServerNetwork(),
-        )
+    product = Product(
+        dialect="mssql",
+        name="SQL Server",
+        minimum=(13,),
+        needed="filtered indexes and DATETIME2 arithmetic as this library uses them",
+    )
+    parts = (SQLServerTypes, SQLServerRows, SQLServerConnections, SQLServerInspection)

@@ -52,23 +52,11 @@ from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity, conj
 from ..sql.rows import KeyText, UniqueBy, UTCDateTime
 from ..sql.selection import Pick
 from .base import Adapter
-from .connections import (
-    Errors,
-    Interrupt,
-    Network,
-    Requests,
-    StatementResult,
-    Transactions,
-    first_argument,
-    milliseconds,
-    socket_of,
-)
+from .connections import Connections, Interrupt, StatementResult, first_argument, milliseconds, socket_of
 from .inspection import (
+    Inspection,
     LiveIndex,
-    Plans,
     QueryPlan,
-    Schema,
-    Server,
     Term,
     Types,
     bare,
@@ -77,38 +65,11 @@ from .inspection import (
     read_only,
 )
 from .naming import Naming, Product, live_name
-from .statements import ByKey, Inserts, Keys, Locking, Replacement, skip_locked
+from .statements import ByKey, Replacement, Rows, skip_locked
 
 # -- index hints for rows selected by primary key ---------------------------------------------------------------------
 
 _QUOTE = mysql.dialect().identifier_preparer.quote
-
-
-class HintedKeys(Keys):
-    """Selects rows by primary key, and prevents the use of other indexes."""
-
-    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        if len(keys) != 1:
-            return super().key_in(spec, keys)
-        return and_(*(unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
-
-    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        # without a hint, the optimizer scans a small table, and waits for rows that others have locked
-        if isinstance(statement, Delete):
-            return self.deleting(spec, statement)
-        return force_index(statement, spec, "PRIMARY")
-
-    @abstractmethod
-    def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        """Return :meth:`by_key` for a DELETE."""
-
-
-class MySQLKeys(HintedKeys):
-    """Uses an optimizer hint for DELETE."""
-
-    def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        # DELETE supports no index hints, only optimizer hints
-        return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
 
 
 def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
@@ -132,55 +93,6 @@ def unless_constant(spec: QueueSpec, term: Criterion) -> Criterion:
     return and_(column >= right, column <= right) if isinstance(right, BindParameter) else term
 
 
-# -- restricts locks to the rows of a claim ---------------------------------------------------------------------------
-
-
-class MySQLLocking(Locking):
-    """Rows are read without locks, in the order of the claim's index, and then locked by primary key.
-
-    InnoDB locks each index entry that it reads, before sorting.  The entry stays locked even if its row turns out not
-    to match (MariaDB) or to be locked by another transaction, which then waits when it writes to the row.  Therefore,
-    every statement locks rows through the primary key, whose index entries are the rows.
-    """
-
-    orders_freely: ClassVar[bool] = False
-    # by primary key, the order in which claims are settled: locking through another index would deadlock with it
-    sweeps_by_key: ClassVar[bool] = True
-
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        spec = pick.spec
-        pick = replace(pick, state=_no_constants(spec, pick.state), where=_no_constants(spec, pick.where))
-        hinted: Select[Any] = force_index(_in_one_order(skip_locked(pick, *columns)), spec, "PRIMARY")
-        return hinted
-
-    def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
-        return _in_one_order(super().named(spec, *_no_constants(spec, criteria), waits=waits))
-
-    def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
-        # rows are read in index order, partition by partition; only the server can order text
-        if is_partitioned(spec.table) or not all(isinstance(part, int) for key in keys for part in key):
-            return 0
-        return 1 + sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairwise(keys)))
-
-    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
-        hinted: Select[Any] = force_index(reading, pick.spec, pick.index or "PRIMARY")
-        return hinted
-
-    def is_served(self, pick: Pick) -> bool:
-        return pick.index is None
-
-    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
-        statement = super().loading(spec, count, latest=latest)
-        if not latest or not spec.is_plain:
-            return statement
-        # a plain SELECT in a REPEATABLE READ transaction may not see the version of the row that was just locked
-        locking: Select[Any] = self.keys.by_key(spec, statement.with_for_update())
-        return locking
-
-    def returns(self, spec: QueueSpec) -> bool:
-        return False
-
-
 def is_partitioned(table: Table) -> bool:
     """Return whether the model declares the table as partitioned, with the PARTITION BY option for MySQL or MariaDB."""
     return any(f"{name}_partition_by" in table.kwargs for name in ("mysql", "mariadb"))
@@ -198,15 +110,14 @@ def _in_one_order(statement: Select[Any]) -> Select[Any]:
 # -- times without a zone, and utf8mb4 text ---------------------------------------------------------------------------
 
 
-class MySQLTypes(Types):
+class SharedTypes(Types):
     """Types with an explicit character set, independent of the database's."""
 
-    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mysql.DATETIME, fsp=6)
-    long_text: ClassVar[TypeEngine[Any] | None] = mysql.TEXT(charset="utf8mb4")
+    timestamp = UTCDateTime.wrapping(mysql.DATETIME, fsp=6)
+    long_text = mysql.TEXT(charset="utf8mb4")
 
-    def __init__(self, *, exact: str) -> None:
-        """``exact``: the collation of keys, since the database's may equate different keys."""
-        self.exact = exact
+    exact: ClassVar[str]
+    """The collation of keys, since the database's may equate different keys."""
 
     def text(self, length: int) -> TypeEngine[Any] | None:
         return mysql.VARCHAR(length, charset="utf8mb4")
@@ -227,73 +138,70 @@ class MySQLTypes(Types):
         return func.mod(number, divisor, type_=BigInteger())  # % is no operator in MariaDB's sql_mode=ORACLE
 
 
-# -- error numbers of the server --------------------------------------------------------------------------------------
+class SharedRows(Rows):
+    """The common base for MySQL and MariaDB.
 
-# statement killed; max_execution_time on MySQL, max_statement_time on MariaDB
-_INTERRUPTED = (1317, 3024, 1969)
+    Rows are read without locks, in the order of the claim's index, and then locked by primary key.  InnoDB locks each
+    index entry that it reads, before sorting.  The entry stays locked even if its row turns out not to match (MariaDB)
+    or to be locked by another transaction, which then waits when it writes to the row.  Therefore, every statement
+    locks rows through the primary key, whose index entries are the rows, and prevents the use of other indexes.
+    """
 
-
-class MySQLErrors(Errors):
-    """Error numbers that MySQL, MariaDB and their drivers share."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            transient=(
-                # deadlock, lock wait timeout, lock not available at once, record has changed since last read
-                *(1213, 1205, 3572, 1020),
-                # group replication rejects the commit, which conflicts with another server's
-                3101,
-            ),
-            outages=(
-                # shutdown, killed, cannot connect, gone away, lost
-                *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
-                # too many connections (of all, of an account), disk full, table full
-                *(1040, 1203, 1021, 1114),
-                # read-only (such as a demoted primary)
-                *(1290, 1836),
-                # a Galera node that has not joined or lost its quorum; a commit that the cluster cannot carry out
-                *(1047, 1180),
-            ),
-            duplicates=(1062, 1586),
-            references=(1217, 1451),
-            # access denied to a database, a table, a column
-            denied=(1044, 1142, 1143),
-            # removed by a deadlock, which ends the transaction
-            lost_savepoints=(1305,),
-        )
-
-    def is_temporary(self, error: DBAPIError) -> bool:
-        return self._has(error, _INTERRUPTED) or super().is_temporary(error)
-
-    def code(self, error: DBAPIError) -> Any:
-        # MariaDB's connector has the number in an attribute only; the others also, or only, as the first argument
-        return getattr(error.orig, "errno", None) or first_argument(error)
-
-
-# -- transactions in which changes do not fail because of an old snapshot ---------------------------------------------
-
-
-class MySQLTransactions(Transactions):
-    """REPEATABLE READ by default, in which reads and changes can use different versions of a row."""
-
-    changes_unseen: ClassVar[bool] = True
-    impatient: ClassVar[str | None] = "SET SESSION innodb_lock_wait_timeout = 1"
-
-    def tentative(self, session: Session) -> AbstractContextManager[object]:
-        # the server rolls back a failed statement alone; after a deadlock, the savepoint would be missing, which is an
-        # error
-        return nullcontext()
-
-
-# -- upserts with ON DUPLICATE KEY UPDATE -----------------------------------------------------------------------------
-
-
-class MySQLInserts(Inserts):
-    """Upserts with ON DUPLICATE KEY UPDATE, which applies to all unique keys of the table."""
-
-    key_before_row: ClassVar[bool] = True
+    locks_after_sorting = False
+    # by primary key, the order in which claims are settled: locking through another index would deadlock with it
+    sweeps_by_key = True
+    # ON DUPLICATE KEY UPDATE
+    key_before_row = True
     # PyMySQL and drivers derived from it batch an INSERT only if VALUES contains nothing but parameters
-    sends_values_alone: ClassVar[bool] = True
+    sends_values_alone = True
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(keys) != 1:
+            return super().key_in(spec, keys)
+        return and_(*(unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
+
+    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
+        # without a hint, the optimizer scans a small table, and waits for rows that others have locked
+        if isinstance(statement, Delete):
+            return self.deleting(spec, statement)
+        return force_index(statement, spec, "PRIMARY")
+
+    @abstractmethod
+    def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
+        """Return :meth:`by_key` for a DELETE."""
+
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        spec = pick.spec
+        pick = replace(pick, state=_no_constants(spec, pick.state), where=_no_constants(spec, pick.where))
+        hinted: Select[Any] = force_index(_in_one_order(skip_locked(pick, *columns)), spec, "PRIMARY")
+        return hinted
+
+    def select_by_key(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
+        return _in_one_order(super().select_by_key(spec, *_no_constants(spec, criteria), waits=waits))
+
+    def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
+        # rows are read in index order, partition by partition; only the server can order text
+        if is_partitioned(spec.table) or not all(isinstance(part, int) for key in keys for part in key):
+            return 0
+        return 1 + sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairwise(keys)))
+
+    def use_index(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+        hinted: Select[Any] = force_index(reading, pick.spec, pick.index or "PRIMARY")
+        return hinted
+
+    def is_served(self, pick: Pick) -> bool:
+        return pick.index is None
+
+    def select_instances(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        statement = super().select_instances(spec, count, latest=latest)
+        if not latest or not spec.is_plain:
+            return statement
+        # a plain SELECT in a REPEATABLE READ transaction may not see the version of the row that was just locked
+        locking: Select[Any] = self.by_key(spec, statement.with_for_update())
+        return locking
+
+    def supports_returning(self, spec: QueueSpec) -> bool:
+        return False
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         if _has_other_keys(spec.table, by):
@@ -379,14 +287,25 @@ def lists_triggers(connection: Connection, of: Table) -> bool:
     return bool(connection.scalar(select(or_(*granted))))
 
 
-# -- reads columns and indexes from the information schema ------------------------------------------------------------
+# -- checks the server's state and the privileges of an account, and reads plans --------------------------------------
+
+_CLUSTER_SETTINGS = text(
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN"
+    " ('wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode')"
+).columns(column("name", String), column("value", String))
+_OFF = ("0", "OFF")
+_READ_ONLY = (1290, 1792, 1836)
+"""The server or the transaction is read-only, regardless of the account's privileges."""
 
 
-class ListedSchema(Schema):
-    """The common base for MySQL and MariaDB."""
+class SharedInspection(Inspection):
+    """The common base for MySQL and MariaDB: reads the information schema; detects replicas, clusters and unsuitable
+    storage engines; checks privileges with EXPLAIN, and reads plans from its traditional format."""
 
+    reads_only: ClassVar[str]
+    """The session's variable for read-only transactions."""
     # other collations pad text with blanks
-    exact_collations: ClassVar[tuple[str, ...]] = ("_0900_bin", "_nopad_bin")
+    exact_collations = ("_0900_bin", "_nopad_bin")
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
@@ -407,37 +326,6 @@ class ListedSchema(Schema):
         found = select(COLUMNS.c.column_name, COLUMNS.c.collation_name).where(is_of(connection, table, COLUMNS))
         return {each[0]: each[1] for each in connection.execute(found)}
 
-
-class MySQLSchema(ListedSchema):
-    """Finds invisible indexes."""
-
-    reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
-
-    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        hidden = select(STATISTICS.c.index_name).where(is_of(connection, table), STATISTICS.c.is_visible == "NO")
-        return connection.scalars(hidden).all()
-
-
-# -- checks the server's state and the privileges of an account, and reads plans --------------------------------------
-
-_CLUSTER_SETTINGS = text(
-    "SHOW GLOBAL VARIABLES WHERE variable_name IN"
-    " ('wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode')"
-).columns(column("name", String), column("value", String))
-_OFF = ("0", "OFF")
-_READ_ONLY = (1290, 1792, 1836)
-"""The server or the transaction is read-only, regardless of the account's privileges."""
-
-
-class MySQLServer(Server):
-    """Detects replicas and unsuitable storage engines; checks privileges with EXPLAIN."""
-
-    def __init__(self, product: Product, errors: Errors, *, reads_only: str) -> None:
-        """``reads_only``: the name of the session variable for read-only transactions."""
-        super().__init__(product)
-        self._errors = errors
-        self._reads_only = reads_only
-
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.version())))
 
@@ -449,8 +337,8 @@ class MySQLServer(Server):
             self.refuse(f"(Vitess, {banner})", "MySQL itself, or MariaDB,", lacked)
         super().judge(version, banner)
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
-        of_session = literal_column(f"@@session.{self._reads_only}", String)
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        of_session = literal_column(f"@@session.{self.reads_only}", String)
         if connection.scalar(select(func.upper(of_session))) not in _OFF:
             yield read_only("transactions start read-only", "SET SESSION TRANSACTION READ WRITE")
         of_server = literal_column("@@global.read_only", String)
@@ -506,16 +394,12 @@ class MySQLServer(Server):
         try:
             explain(connection, "EXPLAIN", statement).close()
         except DBAPIError as error:
-            if not self._errors.is_denied(error) and self._errors.code(error) not in _READ_ONLY:
+            if not self.connections.is_denied(error) and self.connections.error_code(error) not in _READ_ONLY:
                 raise
-            return self._errors.is_denied(error)
+            return self.connections.is_denied(error)
         return False
 
-
-class MySQLPlans(Plans):
-    """Plans from EXPLAIN in its traditional format."""
-
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if forced:
             return None  # a claim forces its index anyway
         rows = explain(connection, "EXPLAIN FORMAT=TRADITIONAL", statement).mappings().all()
@@ -525,7 +409,10 @@ class MySQLPlans(Plans):
         )
 
 
-# -- executes SQL tasks on MySQL and MariaDB: results keep the server's representation, and KILL ends statements ------
+# -- errors, SQL tasks, and the timeouts of drivers and servers -------------------------------------------------------
+
+# statement killed; max_execution_time on MySQL, max_statement_time on MariaDB
+_INTERRUPTED = (1317, 3024, 1969)
 
 _UNSAFE: Mapping[str, Collection[str]] = {
     "pymysql": ("local_infile", "client_flag"),
@@ -536,16 +423,87 @@ _UNSAFE: Mapping[str, Collection[str]] = {
 statements."""
 
 
-class KilledRequests(Requests):
-    """The common base for MySQL and MariaDB."""
+def _forget_rows(driver: Any) -> None:
+    """Keep PyMySQL from reading the remaining rows of a result from a closed connection, which raises errors."""
+    unread = getattr(driver, "_result", None)
+    if unread is not None and driver._sock is None:
+        unread.unbuffered_active = False
+
+
+def _as_sent() -> dict[Any, Any]:
+    """Return PyMySQL's conversions without times and decimals, which are kept as the server sends them, valid or
+    not."""
+    from pymysql.constants import FIELD_TYPE  # noqa: PLC0415
+    from pymysql.converters import conversions  # noqa: PLC0415
+
+    kinds = ("DATE", "DATETIME", "TIME", "TIMESTAMP", "DECIMAL", "NEWDECIMAL")
+    kept = {getattr(FIELD_TYPE, kind) for kind in kinds}
+    return {kind: conversion for kind, conversion in conversions.items() if kind not in kept}
+
+
+_SHORT_ENOUGH = timedelta(hours=1)
+_LOCKED = (
+    "a client that disappears during a transaction keeps its locks for that long, unless TCP closes the connection"
+    " first"
+)
+_LONGER = ", or longer if a handler keeps its transaction idle for longer"
+
+
+class SharedConnections(Connections):
+    """The common base for MySQL and MariaDB, whose drivers and error numbers are the same.
+
+    The default isolation level is REPEATABLE READ, in which reads and changes can use different versions of a row.
+    """
+
+    changes_unseen = True
+    short_lock_wait = "SET SESSION innodb_lock_wait_timeout = 1"
+    time_variable: ClassVar[str]
+    """The session's variable that limits the time of statements."""
+
+    transient_errors = (
+        # deadlock, lock wait timeout, lock not available at once, record has changed since last read
+        *(1213, 1205, 3572, 1020),
+        # group replication rejects the commit, which conflicts with another server's
+        3101,
+    )
+    outage_errors = (
+        # shutdown, killed, cannot connect, gone away, lost
+        *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
+        # too many connections (of all, of an account), disk full, table full
+        *(1040, 1203, 1021, 1114),
+        # read-only (such as a demoted primary)
+        *(1290, 1836),
+        # a Galera node that has not joined or lost its quorum; a commit that the cluster cannot carry out
+        *(1047, 1180),
+    )
+    duplicate_errors = (1062, 1586)
+    reference_errors = (1217, 1451)
+    # access denied to a database, a table, a column
+    denied_errors = (1044, 1142, 1143)
+    # removed by a deadlock, which ends the transaction
+    lost_savepoint_errors = (1305,)
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        return self._has(error, _INTERRUPTED) or super().is_temporary(error)
+
+    def error_code(self, error: DBAPIError) -> Any:
+        # MariaDB's connector has the number in an attribute only; the others also, or only, as the first argument
+        return getattr(error.orig, "errno", None) or first_argument(error)
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        # the server rolls back a failed statement alone; after a deadlock, the savepoint would be missing, which is an
+        # error
+        return nullcontext()
+
+    # SQL tasks: results keep the server's representation, and KILL ends statements
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {
         "pymysql": {"local_infile": False},
         "mysqldb": {"local_infile": 0, "multi_statements": False},
     }
 
-    def connect_arguments(self, url: URL) -> dict[str, Any]:
-        arguments = super().connect_arguments(url)
+    def request_arguments(self, url: URL) -> dict[str, Any]:
+        arguments = super().request_arguments(url)
         unsafe = sorted(set(url.query).intersection(_UNSAFE[url.get_driver_name()]))
         if unsafe:
             raise ArgumentError(
@@ -553,6 +511,9 @@ class KilledRequests(Requests):
                 " statements, a request could do more than its user; remove it"
             )
         return arguments if url.get_driver_name() != "pymysql" else {**arguments, "conv": _as_sent()}
+
+    def lift_time_limit(self, connection: Connection) -> None:
+        connection.execute(text(f"SET SESSION {self.time_variable} = DEFAULT"))
 
     def interruption(self, connection: Connection) -> Interrupt:
         thread = connection.scalar(select(func.connection_id()))
@@ -581,48 +542,7 @@ class KilledRequests(Requests):
         names = {number: name for name, number in vars(FIELD_TYPE).items() if isinstance(number, int)}
         return names.get(code, str(code)).lower()
 
-
-class MySQLRequests(KilledRequests):
-    """Limits the time of queries with ``max_execution_time``."""
-
-    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        # only for SELECT: the server has no such limit for statements that write
-        connection.execute(text(f"SET SESSION max_execution_time = {milliseconds(timeout)}"))
-
-    def lift_limit(self, connection: Connection) -> None:
-        connection.execute(text("SET SESSION max_execution_time = DEFAULT"))
-
-
-def _forget_rows(driver: Any) -> None:
-    """Keep PyMySQL from reading the remaining rows of a result from a closed connection, which raises errors."""
-    unread = getattr(driver, "_result", None)
-    if unread is not None and driver._sock is None:
-        unread.unbuffered_active = False
-
-
-def _as_sent() -> dict[Any, Any]:
-    """Return PyMySQL's conversions without times and decimals, which are kept as the server sends them, valid or
-    not."""
-    from pymysql.constants import FIELD_TYPE  # noqa: PLC0415
-    from pymysql.converters import conversions  # noqa: PLC0415
-
-    kinds = ("DATE", "DATETIME", "TIME", "TIMESTAMP", "DECIMAL", "NEWDECIMAL")
-    kept = {getattr(FIELD_TYPE, kind) for kind in kinds}
-    return {kind: conversion for kind, conversion in conversions.items() if kind not in kept}
-
-
-# -- the sockets of drivers, some of which are private attributes, and the timeouts of drivers and servers ------------
-
-_SHORT_ENOUGH = timedelta(hours=1)
-_LOCKED = (
-    "a client that disappears during a transaction keeps its locks for that long, unless TCP closes the connection"
-    " first"
-)
-_LONGER = ", or longer if a handler keeps its transaction idle for longer"
-
-
-class MySQLNetwork(Network):
-    """MySQL, which limits idle transactions only by its limit on idle connections."""
+    # the sockets of drivers, some of which are private attributes, and their timeouts
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
         # after connecting, PyMySQL waits for the server's greeting as for the response to a statement
@@ -653,7 +573,7 @@ class MySQLNetwork(Network):
             fix = f"create_engine(..., connect_args={arguments}, pool_recycle=300){_LONGER}"
             yield f"wait_timeout is {seconds} seconds: {_LOCKED}", fix
 
-    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+    def lift_connect_limits(self, connection: Any, limits: Collection[str]) -> None:
         if "read_timeout" in limits:
             connection._read_timeout = None
 
@@ -670,17 +590,6 @@ class MySQLNetwork(Network):
         return super().descriptor(connection) if transport is None else socket_of(transport)
 
 
-class MariaDBNetwork(MySQLNetwork):
-    """MariaDB, which limits idle transactions."""
-
-    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
-        if session_variable(connection, "idle_transaction_timeout") == 0:
-            for message, _ in super().server_advice(connection):
-                arguments = {"init_command": "SET SESSION idle_transaction_timeout = 300"}
-                fix = f"create_engine(..., connect_args={arguments}){_LONGER}"
-                yield f"idle_transaction_timeout is not set, and {message}", fix
-
-
 def _maker(connection: Any) -> str:
     """Return the name of the function that creates an engine with this driver."""
     return "create_async_engine" if inspect.iscoroutinefunction(connection.ping) else "create_engine"
@@ -691,34 +600,55 @@ def session_variable(connection: Connection, name: str) -> int:
     return connection.execute(select(literal_column(f"@@session.{name}", Integer))).scalar_one()
 
 
-# -- mySQL's parts ----------------------------------------------------------------------------------------------------
+# -- MySQL ------------------------------------------------------------------------------------------------------------
+
+
+class MySQLTypes(SharedTypes):
+    """MySQL's collations."""
+
+    exact = "utf8mb4_0900_bin"
+
+
+class MySQLRows(SharedRows):
+    """Uses an optimizer hint for DELETE."""
+
+    def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
+        # DELETE supports no index hints, only optimizer hints
+        return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
+
+
+class MySQLConnections(SharedConnections):
+    """Limits the time of queries.  The server limits idle transactions only by its limit on idle connections."""
+
+    time_variable = "max_execution_time"
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        # only for SELECT: the server has no such limit for statements that write
+        connection.execute(text(f"SET SESSION {self.time_variable} = {milliseconds(timeout)}"))
+
+
+class MySQLInspection(SharedInspection):
+    """Finds invisible indexes."""
+
+    reads_only = "transaction_read_only"
+    reviving = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        hidden = select(STATISTICS.c.index_name).where(is_of(connection, table), STATISTICS.c.is_visible == "NO")
+        return connection.scalars(hidden).all()
 
 
 class MySQL(Adapter):
     """MySQL 8.0.2 and newer."""
 
-    def __init__(self) -> None:
-        product = Product(dialect="mysql", name="MySQL", minimum=(8, 0, 2), needed="window functions")
-        errors = MySQLErrors()
-        super().__init__(
-            product,
-            types=MySQLTypes(exact="utf8mb4_0900_bin"),
-            locking=MySQLLocking(MySQLKeys()),
-            inserts=MySQLInserts(product),
-            transactions=MySQLTransactions(product),
-            errors=errors,
-            schema=MySQLSchema(),
-            server=MySQLServer(product, errors, reads_only="transaction_read_only"),
-            plans=MySQLPlans(),
-            requests=MySQLRequests(),
-            network=MySQLNetwork(),
-        )
+    product = Product(dialect="mysql", name="MySQL", minimum=(8, 0, 2), needed="window functions")
+    parts = (MySQLTypes, MySQLRows, MySQLConnections, MySQLInspection)
 
     def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
         return adapters["mariadb"] if getattr(dialect, "is_mariadb", False) else self
 
 
-# -- mariaDB 10.6 and newer -------------------------------------------------------------------------------------------
+# -- MariaDB ----------------------------------------------------------------------------------------------------------
 
 _STATISTICS = table(
     "statistics",
@@ -731,32 +661,17 @@ _TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.coll
 _IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
 
 
-class MariaDB(Adapter):
-    """MariaDB 10.6 and newer."""
+class MariaDBTypes(SharedTypes):
+    """MariaDB's collations."""
 
-    def __init__(self) -> None:
-        product = Product(dialect="mariadb", name="MariaDB", minimum=(10, 6), needed="SKIP LOCKED")
-        errors = MySQLErrors()
-        super().__init__(
-            product,
-            types=MySQLTypes(exact="utf8mb4_nopad_bin"),
-            locking=MySQLLocking(MariaDBKeys()),
-            inserts=MySQLInserts(product),
-            transactions=MySQLTransactions(product),
-            errors=errors,
-            schema=MariaDBSchema(),
-            server=MySQLServer(product, errors, reads_only="tx_read_only"),
-            plans=MySQLPlans(),
-            requests=MariaDBRequests(),
-            network=MariaDBNetwork(),
-        )
+    exact = "utf8mb4_nopad_bin"
 
 
-class MariaDBKeys(HintedKeys):
+class MariaDBRows(SharedRows):
     """Uses the form of DELETE that supports index hints."""
 
     # with 1,000 values or more, IN becomes a join with a derived table, which may read, and lock, rows in any order
-    batch: ClassVar[int] = 999
+    batch = 999
 
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
         # only the multiple-table form of DELETE, which names the table twice, supports index hints
@@ -765,10 +680,11 @@ class MariaDBKeys(HintedKeys):
         return multiple
 
 
-class MariaDBSchema(ListedSchema):
+class MariaDBInspection(SharedInspection):
     """Finds ignored indexes."""
 
-    reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
+    reads_only = "tx_read_only"
+    reviving = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         # SQLAlchemy does not reflect IGNORED indexes
@@ -786,11 +702,24 @@ class MariaDBSchema(ListedSchema):
         return {**super().live_indexes(connection, table), **ignored}
 
 
-class MariaDBRequests(KilledRequests):
-    """Limits time with ``max_statement_time``."""
+class MariaDBConnections(SharedConnections):
+    """Limits the time of statements, and of idle transactions."""
+
+    time_variable = "max_statement_time"
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        connection.execute(text(f"SET SESSION max_statement_time = {timeout.total_seconds():f}"))
+        connection.execute(text(f"SET SESSION {self.time_variable} = {timeout.total_seconds():f}"))
 
-    def lift_limit(self, connection: Connection) -> None:
-        connection.execute(text("SET SESSION max_statement_time = DEFAULT"))
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        if session_variable(connection, "idle_transaction_timeout") == 0:
+            for message, _ in super().server_advice(connection):
+                arguments = {"init_command": "SET SESSION idle_transaction_timeout = 300"}
+                fix = f"create_engine(..., connect_args={arguments}){_LONGER}"
+                yield f"idle_transaction_timeout is not set, and {message}", fix
+
+
+class MariaDB(Adapter):
+    """MariaDB 10.6 and newer."""
+
+    product = Product(dialect="mariadb", name="MariaDB", minimum=(10, 6), needed="SKIP LOCKED")
+    parts = (MariaDBTypes, MariaDBRows, MariaDBConnections, MariaDBInspection)

@@ -52,10 +52,10 @@ from ..queue.spec import Finding, Identity, QueueSpec, Severity
 from ..sql.rows import Assignment, KeyText, UTCDateTime, WrappedType
 from ..sql.selection import Pick
 from .base import Adapter
-from .connections import FORMER, Errors, Interrupt, Network, Requests, Undo, first_argument, milliseconds
-from .inspection import LiveIndex, Schema, Server, Term, Types, read_only
+from .connections import FORMER, Connections, Interrupt, Undo, first_argument, milliseconds
+from .inspection import Inspection, LiveIndex, Term, Types, read_only
 from .naming import Product, live_name
-from .statements import Claims, Inserts, Keys, Locking, Parameters, Taking, forget_unfinished, in_order
+from .statements import ClaimRequest, Parameters, Rows, forget_unfinished, in_order
 
 # -- times without a zone, and arithmetic on intervals by their parts -------------------------------------------------
 
@@ -80,10 +80,10 @@ class JSONText(WrappedType[Any]):
 class OracleTypes(Types):
     """National character sets, and JSON as text."""
 
-    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(oracle.TIMESTAMP)
-    long_text: ClassVar[TypeEngine[Any] | None] = oracle.NCLOB()
+    timestamp = UTCDateTime.wrapping(oracle.TIMESTAMP)
+    long_text = oracle.NCLOB()
     # SQLAlchemy supports JSON on Oracle since 2.1, and Oracle has it since 21c
-    json: ClassVar[TypeEngine[Any] | None] = JSONText.wrapping(Text)
+    json = JSONText.wrapping(Text)
 
     def text(self, length: int) -> TypeEngine[Any] | None:
         return oracle.NVARCHAR2(length)
@@ -96,63 +96,6 @@ class OracleTypes(Types):
         # only the parts of an interval can be extracted; the seconds contain the fraction
         terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
         return type_coerce(reduce(add, terms), BigInteger())
-
-
-# -- ORA error numbers, and error codes of python-oracledb ------------------------------------------------------------
-
-# https://docs.oracle.com/error-help/db/
-_TRANSIENT = (
-    # resource busy, at once or for too long; deadlock, of rows or of definitions; cannot serialize access
-    *(54, 30006, 4021, 60, 4020, 8177),
-)
-_OUTAGES = (
-    # session killed, not logged on, closed
-    *(28, 1012, 3113, 3114, 3135, 12537, 12547, 12571),
-    # starting, not available, shut down, not open
-    *(1033, 1034, 1089, 1090, 1092, 1109),
-    # the listener: service or instance unknown or full; unreachable, unknown host, no answer
-    *(12505, 12514, 12516, 12518, 12519, 12520, 12521, 12528, 12541, 12545, 12543, 12170),
-    # too many sessions, too many processes; archive full, table or index or undo cannot grow
-    *(18, 20, 257, 1653, 1654, 30036),
-    # read-only (such as a standby)
-    16000,
-    # python-oracledb: not connected, closed; refused, no such service, no such SID, proxy, cannot connect
-    # https://python-oracledb.readthedocs.io/en/latest/user_guide/troubleshooting.html
-    *("DPY-1001", "DPY-4011", "DPY-6000", "DPY-6001", "DPY-6003", "DPY-6004", "DPY-6005"),
-)
-
-_COMPILATION = 6550
-_HIDDEN_PACKAGE = re.compile(r"PLS-00201: .*'(SYS\.)?DBMS_")
-"""What the error of a block contains if it calls a package of the server on which the account has no privilege: that it
-is not declared (https://docs.oracle.com/en/error-help/db/pls-00201/)."""
-
-
-class OracleErrors(Errors):
-    """Codes of the server or the driver."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            transient=_TRANSIENT,
-            outages=_OUTAGES,
-            duplicates=(1,),
-            references=(2292,),
-            # insufficient privileges; a table that does not exist for this account
-            denied=(1031, 41900, 942),
-        )
-
-    def is_denied(self, error: DBAPIError) -> bool:
-        # any other error of compilation is a fault of the block
-        is_hidden = self.code(error) == _COMPILATION and _HIDDEN_PACKAGE.search(str(error.orig)) is not None
-        return super().is_denied(error) or is_hidden
-
-    def has_lost(self, error: DBAPIError) -> bool:
-        # the driver or the server marks the error as recoverable
-        return super().has_lost(error) or getattr(first_argument(error), "isrecoverable", False)
-
-    def code(self, error: DBAPIError) -> Any:
-        # the driver's own errors, such as a refused connection, have the number 0
-        told = first_argument(error)
-        return getattr(told, "code", None) or getattr(told, "full_code", None)
 
 
 # -- the PL/SQL block of a claim --------------------------------------------------------------------------------------
@@ -256,31 +199,7 @@ def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
 _QUOTE = oracle.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
 
-class OracleKeys(Keys):
-    """Limits lists to 1,000 expressions (ORA-01795)."""
-
-    batch: ClassVar[int] = 1_000
-    pads: ClassVar[bool] = True
-
-
-class OracleLocking(Locking):
-    """Locks rows with a cursor, because FOR UPDATE does not allow a row limit (ORA-02014)."""
-
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        return self.along(pick, pick.select(*columns).with_for_update(skip_locked=True))
-
-    def advising(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
-        if index is None:
-            return reading
-        # without a hint, the optimizer plans for all rows, and may sort all due rows to return the first: it knows
-        # neither how many a cursor fetches nor, before the fix of bug 22174392, what FETCH FIRST limits
-        # (https://blogs.oracle.com/optimizer/fetch-first-rows-just-got-faster); a hint names a table without its schema
-        # ("SQL Language Reference", Hints), and SQLAlchemy formats it
-        hint = f"INDEX({_QUOTE(spec.table.name)} {_QUOTE(index)})".replace("%", "%%")
-        return reading.with_hint(spec.table, hint, "oracle")
-
-
-class OracleClaims(Claims):
+class OracleRows(Rows):
     """A claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, from which only the needed rows are fetched.
 
     Such a cursor locks each row when it is fetched.  A driver fetches ahead, and would lock more rows than the claim
@@ -291,37 +210,49 @@ class OracleClaims(Claims):
     only rows that still match are taken; the next row is fetched in place of one that does not.
     """
 
-    # the limit determines the type of the result
-    sizes_named: ClassVar[bool] = True
+    # a list has at most 1,000 expressions (ORA-01795)
+    batch = 1_000
+    pads_lists = True
+    # the limit determines the type of the block's result
+    names_exactly = True
+    # the server generates keys only if the model declares how
+    numbers_keys = False
 
-    def take(self, session: Session, taking: Taking) -> list[Any]:
-        spec = taking.pick.spec
-        if not self.rows.locking.is_served(taking.pick):
-            return self.take_seen(session, taking)
-        rowids = self._picked(session, taking.pick, taking.assignments, taking.parameters)
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        return self.use_index(pick, pick.select(*columns).with_for_update(skip_locked=True))
+
+    def prefer_index(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
+        if index is None:
+            return reading
+        # without a hint, the optimizer plans for all rows, and may sort all due rows to return the first: it knows
+        # neither how many a cursor fetches nor, before the fix of bug 22174392, what FETCH FIRST limits
+        # (https://blogs.oracle.com/optimizer/fetch-first-rows-just-got-faster); a hint names a table without its schema
+        # ("SQL Language Reference", Hints), and SQLAlchemy formats it
+        hint = f"INDEX({_QUOTE(spec.table.name)} {_QUOTE(index)})".replace("%", "%%")
+        return reading.with_hint(spec.table, hint, "oracle")
+
+    def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
+        spec = request.pick.spec
+        if not self.is_served(request.pick):
+            return self.write_candidates(session, request)
+        rowids = self._picked(session, request.pick, request.assignments, request.parameters)
         tasks: list[Any] = []
-        for some in self.rows.locking.keys.batches(spec, rowids):
-            tasks += self._load_rows(session, taking, some)
-        if taking.delete:
-            self.rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
+        for some in self.batches(spec, rowids):
+            tasks += self._load_rows(session, request, some)
+        if request.delete:
+            self.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
 
-    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
-        if not self.rows.locking.is_served(pick):
-            return self.rows.lock_seen(session, pick)
+    def lock_selected(self, session: Session, pick: Pick, *, locks_only: bool) -> list[Identity]:
         rowids = self._picked(session, pick)
-        return [
-            key
-            for some in self.rows.locking.keys.batches(pick.spec, rowids)
-            for key in self._keys_of(session, pick.spec, some)
-        ]
+        return [key for some in self.batches(pick.spec, rowids) for key in self._keys_of(session, pick.spec, some)]
 
     def _keys_of(self, session: Session, spec: QueueSpec, rowids: Sequence[str]) -> list[Identity]:
         """Return the primary keys of these rows, in that order."""
         rowid = rowid_of(spec.table)
-        named = self.rows.locking.keys.one_of(spec, rowid, rowids)
+        named = self.one_of(spec, rowid, rowids)
         keys = select(rowid, *spec.primary_key).where(named)
-        found: dict[str, Identity] = {row[0]: tuple(row[1:]) for row in self.rows.execute(session, spec, keys)}
+        found: dict[str, Identity] = {row[0]: tuple(row[1:]) for row in self.execute(session, spec, keys)}
         return [found[each] for each in rowids]
 
     def _picked(
@@ -333,40 +264,31 @@ class OracleClaims(Claims):
     ) -> list[str]:
         """Lock rows, and write ``assignments`` if there are any; return their rowids, in order."""
         block = pick.made.get((self, "block", assignments), lambda: self._block(pick, assignments))
-        result = self.rows.execute(session, pick.spec, block, parameters)
+        result = self.execute(session, pick.spec, block, parameters)
         return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
 
     def _block(self, pick: Pick, assignments: Sequence[Assignment]) -> ClaimBlock:
-        return ClaimBlock(self.rows.locking.picking(pick, rowid_of(pick.spec.table)), pick, assignments)
+        return ClaimBlock(self.select_locking(pick, rowid_of(pick.spec.table)), pick, assignments)
 
-    def _load_rows(self, session: Session, taking: Taking, rowids: Sequence[str]) -> list[Any]:
+    def _load_rows(self, session: Session, request: ClaimRequest, rowids: Sequence[str]) -> list[Any]:
         """Load the instances of these rows, in that order.  Rowids work for keys of any type and any number of
         columns."""
-        spec = taking.pick.spec
+        spec = request.pick.spec
         rowid = rowid_of(spec.table)
-        named = self.rows.locking.keys.one_of(spec, rowid, rowids)
+        named = self.one_of(spec, rowid, rowids)
         try:
             rows = session.execute(
-                select(spec.entity, rowid).where(named).options(*taking.options),
+                select(spec.entity, rowid).where(named).options(*request.options),
                 execution_options={"populate_existing": True},
                 bind_arguments=spec.bind_arguments,
             )
             return in_order(spec, {row[1]: row[0] for row in rows.unique()}, rowids)
         except Exception as error:
-            if not self.rows.errors.is_of_row(error):
+            if not self.connections.is_of_row(error):
                 raise
             keys = self._keys_of(session, spec, rowids)
             forget_unfinished(session, spec, keys, error)
-            return self.rows.load(session, spec, keys, taking.options, unreadable=taking.unreadable)
-
-
-# -- inserts without generated keys by default ------------------------------------------------------------------------
-
-
-class OracleInserts(Inserts):
-    """Generates keys only if the model declares how; has no upsert."""
-
-    numbers_keys: ClassVar[bool] = False
+            return self.load(session, spec, keys, request.options, unreadable=request.unreadable)
 
 
 # -- reads indexes from the data dictionary, with Oracle's names ------------------------------------------------------
@@ -381,43 +303,6 @@ _INDEXES = table(
 _TRIGGERS = table(
     "all_triggers", *(column(name, String) for name in ("table_owner", "table_name", "trigger_name")), schema="sys"
 )
-
-
-class OracleSchema(Schema):
-    """Reads unusable and invisible indexes, and descending terms."""
-
-    reviving: ClassVar[str | None] = (
-        "ALTER INDEX {schema}{index} VISIBLE, and ALTER INDEX {schema}{index} REBUILD if it is UNUSABLE"
-    )
-
-    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
-        # a descending term is stored as an expression: the column's quoted name
-        normal: Any = connection.dialect
-        return {
-            name: replace(index, terms=tuple(_plain(term, normal) for term in index.terms))
-            for name, index in super().live_indexes(connection, table).items()
-        }
-
-    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
-        dialect: Any = connection.dialect
-        owner = dialect.denormalize_name(connection.schema_for_object(table) or dialect.default_schema_name)
-        is_of_table = (_TRIGGERS.c.table_owner == owner) & (
-            _TRIGGERS.c.table_name == dialect.denormalize_name(table.name)
-        )
-        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(is_of_table)).all()
-        # other accounts than the owner may not see all
-        user = func.sys_context("USERENV", "SESSION_USER")
-        return found if found or owner == connection.scalar(select(user)) else None
-
-    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        dialect: Any = connection.dialect
-        owner = connection.schema_for_object(table) or dialect.default_schema_name
-        is_of_table = (_INDEXES.c.table_owner == dialect.denormalize_name(owner)) & (
-            _INDEXES.c.table_name == dialect.denormalize_name(table.name)
-        )
-        is_off = (_INDEXES.c.status == "UNUSABLE") | (_INDEXES.c.visibility == "INVISIBLE")
-        names = connection.scalars(select(_INDEXES.c.index_name).where(is_of_table, is_off))
-        return [dialect.normalize_name(name) for name in names]
 
 
 def _plain(term: Term, dialect: Any) -> Term:
@@ -575,10 +460,42 @@ _POWERS_IN_SCHEMAS = table("session_schema_privs", *map(column, ("privilege", "s
 """Since 23ai: SELECT ANY TABLE ON SCHEMA, and others."""
 
 
-class OracleServer(Server):
-    """Detects standbys, and checks privileges on whole tables."""
+class OracleInspection(Inspection):
+    """Reads unusable and invisible indexes, and descending terms; detects standbys, and checks privileges on whole
+    tables."""
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    reviving = "ALTER INDEX {schema}{index} VISIBLE, and ALTER INDEX {schema}{index} REBUILD if it is UNUSABLE"
+
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        # a descending term is stored as an expression: the column's quoted name
+        normal: Any = connection.dialect
+        return {
+            name: replace(index, terms=tuple(_plain(term, normal) for term in index.terms))
+            for name, index in super().live_indexes(connection, table).items()
+        }
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
+        dialect: Any = connection.dialect
+        owner = dialect.denormalize_name(connection.schema_for_object(table) or dialect.default_schema_name)
+        is_of_table = (_TRIGGERS.c.table_owner == owner) & (
+            _TRIGGERS.c.table_name == dialect.denormalize_name(table.name)
+        )
+        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(is_of_table)).all()
+        # other accounts than the owner may not see all
+        user = func.sys_context("USERENV", "SESSION_USER")
+        return found if found or owner == connection.scalar(select(user)) else None
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        dialect: Any = connection.dialect
+        owner = connection.schema_for_object(table) or dialect.default_schema_name
+        is_of_table = (_INDEXES.c.table_owner == dialect.denormalize_name(owner)) & (
+            _INDEXES.c.table_name == dialect.denormalize_name(table.name)
+        )
+        is_off = (_INDEXES.c.status == "UNUSABLE") | (_INDEXES.c.visibility == "INVISIBLE")
+        names = connection.scalars(select(_INDEXES.c.index_name).where(is_of_table, is_off))
+        return [dialect.normalize_name(name) for name in names]
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         role = connection.scalar(select(func.sys_context("USERENV", "DATABASE_ROLE")))
         if role != "PRIMARY":
             yield read_only(f"the role of this database is {role}", "connect to the primary")
@@ -618,35 +535,75 @@ class OracleServer(Server):
         return [privilege for privilege in asked if not granted & {privilege, f"{privilege} ANY TABLE"}]
 
 
-# -- executes SQL tasks with python-oracledb --------------------------------------------------------------------------
+# -- errors, and the timeouts of python-oracledb, which does not expose its socket ------------------------------------
+
+# https://docs.oracle.com/error-help/db/
+_TRANSIENT = (
+    # resource busy, at once or for too long; deadlock, of rows or of definitions; cannot serialize access
+    *(54, 30006, 4021, 60, 4020, 8177),
+)
+_OUTAGES = (
+    # session killed, not logged on, closed
+    *(28, 1012, 3113, 3114, 3135, 12537, 12547, 12571),
+    # starting, not available, shut down, not open
+    *(1033, 1034, 1089, 1090, 1092, 1109),
+    # the listener: service or instance unknown or full; unreachable, unknown host, no answer
+    *(12505, 12514, 12516, 12518, 12519, 12520, 12521, 12528, 12541, 12545, 12543, 12170),
+    # too many sessions, too many processes; archive full, table or index or undo cannot grow
+    *(18, 20, 257, 1653, 1654, 30036),
+    # read-only (such as a standby)
+    16000,
+    # python-oracledb: not connected, closed; refused, no such service, no such SID, proxy, cannot connect
+    # https://python-oracledb.readthedocs.io/en/latest/user_guide/troubleshooting.html
+    *("DPY-1001", "DPY-4011", "DPY-6000", "DPY-6001", "DPY-6003", "DPY-6004", "DPY-6005"),
+)
+
+_COMPILATION = 6550
+_HIDDEN_PACKAGE = re.compile(r"PLS-00201: .*'(SYS\.)?DBMS_")
+"""What the error of a block contains if it calls a package of the server on which the account has no privilege: that it
+is not declared (https://docs.oracle.com/en/error-help/db/pls-00201/)."""
 
 
-class OracleRequests(Requests):
-    """Limits the time and cancels statements through the driver."""
+class OracleConnections(Connections):
+    """Codes of the server or the driver, which ends calls that take too long, but waits forever for a listener that
+    sends nothing."""
+
+    transient_errors = _TRANSIENT
+    outage_errors = _OUTAGES
+    duplicate_errors = (1,)
+    reference_errors = (2292,)
+    # insufficient privileges; a table that does not exist for this account
+    denied_errors = (1031, 41900, 942)
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(
+        ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)
+    )
+
+    def is_denied(self, error: DBAPIError) -> bool:
+        # any other error of compilation is a fault of the block
+        is_hidden = self.error_code(error) == _COMPILATION and _HIDDEN_PACKAGE.search(str(error.orig)) is not None
+        return super().is_denied(error) or is_hidden
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        # the driver or the server marks the error as recoverable
+        return super().has_lost(error) or getattr(first_argument(error), "isrecoverable", False)
+
+    def error_code(self, error: DBAPIError) -> Any:
+        # the driver's own errors, such as a refused connection, have the number 0
+        told = first_argument(error)
+        return getattr(told, "code", None) or getattr(told, "full_code", None)
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         driver: Any = connection.connection.driver_connection
         connection.info.setdefault(FORMER, driver.call_timeout)
         driver.call_timeout = milliseconds(timeout)
 
-    def lift_limit(self, connection: Connection) -> None:
+    def lift_time_limit(self, connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
         driver.call_timeout = connection.info.pop(FORMER)
 
     def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection
         return lambda _: driver.cancel()
-
-
-# -- the timeouts of python-oracledb, which does not expose its socket ------------------------------------------------
-
-
-class OracleNetwork(Network):
-    """A server whose driver ends calls that take too long, but waits forever for a listener that sends nothing."""
-
-    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(
-        ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)
-    )
 
     def driver_advice(self, connection: Any) -> str | None:
         if getattr(connection, "call_timeout", None) != 0:
@@ -670,19 +627,5 @@ class OracleNetwork(Network):
 class Oracle(Adapter):
     """Oracle Database 12.2 and newer."""
 
-    def __init__(self) -> None:
-        product = Product(
-            dialect="oracle", name="Oracle Database", minimum=(12, 2), needed="FETCH FIRST and long names"
-        )
-        super().__init__(
-            product,
-            types=OracleTypes(),
-            locking=OracleLocking(OracleKeys()),
-            claims=OracleClaims,
-            inserts=OracleInserts(product),
-            errors=OracleErrors(),
-            schema=OracleSchema(),
-            server=OracleServer(product),
-            requests=OracleRequests(),
-            network=OracleNetwork(),
-        )
+    product = Product(dialect="oracle", name="Oracle Database", minimum=(12, 2), needed="FETCH FIRST and long names")
+    parts = (OracleTypes, OracleRows, OracleConnections, OracleInspection)

@@ -56,68 +56,31 @@ from ..sql.rows import Assignment, UniqueBy, is_due, utcnow, write
 from ..sql.selection import Pick
 from .base import Adapter
 from .connections import (
-    Errors,
+    Connections,
     Interrupt,
     Listener,
-    Network,
-    Notifications,
-    Requests,
     StatementResult,
-    Transactions,
     comes_from_network,
     first_argument,
     milliseconds,
     socket_of,
     wrapping,
 )
-from .inspection import Plans, QueryPlan, Schema, Server, Types, explain, read_only
+from .inspection import Inspection, QueryPlan, Types, explain, read_only
 from .naming import Product, live_name, plain
 from .statements import (
     KEYS,
     MANY,
     ROWS,
-    Claims,
-    Inserts,
-    Keys,
-    Locking,
+    ClaimRequest,
     Parameters,
     Replacement,
-    Taking,
+    Rows,
     Values,
     forget_unfinished,
     on_conflict,
     skip_locked,
 )
-
-# -- selects rows by arrays of keys -----------------------------------------------------------------------------------
-
-
-class PostgreSQLKeys(Keys):
-    """Sends lists as arrays, one parameter each."""
-
-    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        if count == MANY and len(spec.primary_key) == 1:
-            (column,) = spec.primary_key
-            # one parameter, so that the server sees the same statement for any number of keys
-            return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
-        return super().keys_named(spec, count)
-
-    def rows_in(
-        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
-    ) -> Criterion:
-        # a subquery is hashed, a list of tuples compared one by one; without IS TRUE it would become a join, for which
-        # a plan may choose nested loops
-        values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
-        names = [f"{ROWS}_{n}" if rows is None else None for n, _ in enumerate(columns)]
-        lists = [
-            bindparam(name, value, type_=ARRAY(column.type), required=value is None)
-            for name, value, column in zip(names, values, columns, strict=True)
-        ]
-        return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
-
-    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
-        return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
-
 
 # -- postgreSQL's clock -----------------------------------------------------------------------------------------------
 
@@ -147,186 +110,14 @@ def _is_finite(moment: ColumnElement[Any]) -> ColumnElement[bool]:
     return and_(given > literal_column("'-infinity'"), given < literal_column("'infinity'"))
 
 
-# -- the drivers for PostgreSQL whose special features are used -------------------------------------------------------
+# -- claims in one statement ------------------------------------------------------------------------------------------
 
 PSYCOPG = ("psycopg", "psycopg_async")
 """Names of psycopg's dialects in SQLAlchemy, sync and async."""
 
-
-# -- SQLSTATE error codes ---------------------------------------------------------------------------------------------
-
-# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (such as a demoted primary)
-_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
-# connection exceptions, insufficient resources (a full disk, too many connections), system errors
-_OUTAGE_CLASSES = ("08", "53", "58")
-# and transaction state, authorization, unknown database, rollback (a deadlock), limits, state of an object (a lock),
-# intervention (a statement timeout), internal errors
-_TEMPORARY_CLASSES = (*_OUTAGE_CLASSES, "25", "28", "3D", "40", "54", "55", "57", "XX")
-# idle-in-transaction and transaction timeouts, which close the connection as well
-_TOO_SLOW = frozenset({"25P03", "25P04"})
-
-
-class PostgreSQLErrors(Errors):
-    """Errors with an SQLSTATE, which each driver keeps in its own place."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            # serialization failure, deadlock, lock not available
-            transient=("40001", "40P01", "55P03"),
-            outages=_OUTAGES,
-            duplicates=("23505",),
-            references=("23001", "23503"),
-            denied=("42501",),
-        )
-
-    def code(self, error: DBAPIError) -> Any:
-        for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2
-            if found := getattr(error.orig, name, None):
-                return found
-        fields = first_argument(error)  # pg8000: those of the server's message
-        return fields.get("C") if isinstance(fields, dict) else None
-
-    def has_lost(self, error: DBAPIError) -> bool:
-        code = self.code(error)
-        if error.connection_invalidated:
-            return code not in _TOO_SLOW
-        # without a code, the client could not connect
-        if code is None:
-            return isinstance(error, OperationalError) or comes_from_network(error)
-        return code in self.outages or code.startswith(_OUTAGE_CLASSES)
-
-    def is_temporary(self, error: DBAPIError) -> bool:
-        code = self.code(error)
-        if code is None:
-            return super().is_temporary(error)
-        return self.is_outage(error) or code.startswith(_TEMPORARY_CLASSES)
-
-
-# -- the lock timeout of sessions -------------------------------------------------------------------------------------
-
-
-class PostgreSQLTransactions(Transactions):
-    """Standard SQL's isolation levels and savepoints."""
-
-    ends_with_error: ClassVar[bool] = True
-    impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
-
-
-# -- claims in one statement ------------------------------------------------------------------------------------------
-
 _RECENTLY = timedelta(minutes=10)
 _LAST = 2**31 - 1
 """A position that no row has."""
-
-
-class PostgreSQLLocking(Locking):
-    """Locks with FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim."""
-
-    passes_over: ClassVar[bool] = True
-
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        return skip_locked(pick, *columns, key_share=True)
-
-    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
-        # a join without repeating the condition, whose number of rows the planner cannot estimate
-        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
-        free = self.picking_named(spec, named, *key).cte("free").prefix_with("MATERIALIZED")
-        return and_(*(column == free.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)))
-
-
-class PostgreSQLClaims(Claims):
-    """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.  With
-    ``lease=None``, it is a locking SELECT.
-
-    The keys go through an array, so that a planner does not know how many there are: to join several hundred locked
-    rows, it would read the whole table.  Of an array it expects ten elements, and that a range of positions selects one
-    of them, for which it searches the table by key.  The plan may be kept for as long as the connection, and the table
-    may be small when it is made.
-
-    Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
-    the subquery for each row, and claim more than n rows.
-    """
-
-    def take(self, session: Session, taking: Taking) -> list[Any]:
-        pick = taking.pick
-        is_served = self.rows.locking.is_served(pick)
-        if taking.assignments and not taking.delete:
-            return self._write(session, taking) if is_served else self.take_seen(session, taking)
-        if taking.delete or not is_served or not _is_whole(taking):
-            return super().take(session, taking)
-        locking = pick.made.get((self, "load"), lambda: self._loading(pick))
-        try:
-            return [task for (task,) in _instances(session, pick.spec, locking)]
-        except Exception as error:
-            if not self.rows.errors.is_of_row(error):
-                raise
-            keys = self.lock(session, pick)  # returns the same rows: they are locked by this transaction
-            if not keys:
-                raise
-            forget_unfinished(session, pick.spec, keys, error)
-            return self.rows.load(session, pick.spec, keys, latest=True, unreadable=taking.unreadable)
-
-    def _write(self, session: Session, taking: Taking) -> list[Any]:
-        pick, spec, assignments, whole = taking.pick, taking.pick.spec, taking.assignments, _is_whole(taking)
-        statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
-        if not whole:
-            rows = sorted(self.rows.execute(session, spec, statement, taking.parameters), key=itemgetter(0))
-            found: list[Identity] = [tuple(row[1:]) for row in rows]
-            return self.rows.load(session, spec, found, taking.options, unreadable=taking.unreadable)
-        try:
-            taken = _instances(session, spec, statement, taking.parameters)
-            return [task for _, task in sorted(taken, key=itemgetter(0))]
-        except Exception as error:
-            if not self.rows.errors.is_of_row(error):
-                raise
-            keys = self._written(session, taking)
-            if not keys:  # the error is not about a row
-                raise
-            forget_unfinished(session, spec, keys, error)
-            return self.rows.load(session, spec, keys, unreadable=taking.unreadable)
-
-    def _written(self, session: Session, taking: Taking) -> list[Identity]:
-        """Return the rows that :meth:`_write` has written, by the claim's token, in order as far as the claim has not
-        overwritten it.
-
-        Its result is lost if one of the rows cannot be read.
-        """
-        spec, values = taking.pick.spec, dict(taking.assignments)
-        # the other criteria are for the indexes
-        recent = or_(
-            and_(spec["finished_at"].is_(None), is_due(spec), spec["available_at"] > utcnow()),
-            spec["finished_at"] > utcnow(-_RECENTLY),
-        )
-        order = [term.expression for term in taking.pick.order if term.column not in values]
-        mine = and_(*(spec[role] == values[spec[role]] for role in ("claim_token", "status")))
-        found = select(*spec.primary_key).where(mine, recent).order_by(*order)
-        broken = {each.identity for each in taking.unreadable}  # by part of the same claim
-        return [key for key in self.rows.keys(session, spec, found, taking.parameters) if key not in broken]
-
-    def _loading(self, pick: Pick) -> Any:
-        """Return the statement of a claim that only locks.  It returns the latest versions of the rows."""
-        locking = self.rows.locking.picking(pick, *pick.spec.table.columns)
-        return select(pick.spec.entity).from_statement(locking)
-
-    def _taking(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
-        """Return the claim's statement.
-
-        It returns each row's position, since RETURNING is unordered, and its key or, if ``whole``, all columns.
-        """
-        spec = pick.spec
-        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
-        order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
-        locked: CTE = self.rows.locking.picking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
-        names = [column.name for column in key]
-        by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
-        picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
-        joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
-        taking = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)
-        if not whole:
-            return taking.returning(picked.c.position, *spec.primary_key)
-        # not an ORM UPDATE, whose criteria the session would evaluate in Python
-        every = taking.returning(picked.c.position, *spec.table.columns)
-        return select(picked.c.position, spec.entity).from_statement(every)
 
 
 def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValuedAlias:
@@ -338,9 +129,9 @@ def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValue
     return unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
 
 
-def _is_whole(taking: Taking) -> bool:
+def _is_whole(request: ClaimRequest) -> bool:
     """Return whether the instances are loaded from the columns of the table alone."""
-    return taking.pick.spec.is_plain and not taking.options
+    return request.pick.spec.is_plain and not request.options
 
 
 def _instances(session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None) -> Any:
@@ -349,16 +140,141 @@ def _instances(session: Session, spec: QueueSpec, statement: Any, parameters: Pa
     return session.execute(statement, parameters, execution_options=loading, bind_arguments=spec.bind_arguments)
 
 
-# -- upserts with ON CONFLICT, and COPY with psycopg ------------------------------------------------------------------
+class PostgreSQLRows(Rows):
+    """Sends lists as arrays, one parameter each, and claims in one statement.
 
+    A materialized CTE locks rows, and the UPDATE around it writes and returns them.  With ``lease=None``, a claim is a
+    locking SELECT.
 
-class PostgreSQLInserts(Inserts):
-    """Upserts with ON CONFLICT, and COPY."""
+    The keys go through an array, so that a planner does not know how many there are: to join several hundred locked
+    rows, it would read the whole table.  Of an array it expects ten elements, and that a range of positions selects one
+    of them, for which it searches the table by key.  The plan may be kept for as long as the connection, and the table
+    may be small when it is made.
+
+    Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
+    the subquery for each row, and claim more than n rows.
+    """
+
+    skips_locked = True
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        if count == MANY and len(spec.primary_key) == 1:
+            (column,) = spec.primary_key
+            # one parameter, so that the server sees the same statement for any number of keys
+            return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
+        return super().keys_named(spec, count)
+
+    def rows_in(
+        self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
+    ) -> Criterion:
+        # a subquery is hashed, a list of tuples compared one by one; without IS TRUE it would become a join, for which
+        # a plan may choose nested loops
+        values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
+        names = [f"{ROWS}_{n}" if rows is None else None for n, _ in enumerate(columns)]
+        lists = [
+            bindparam(name, value, type_=ARRAY(column.type), required=value is None)
+            for name, value, column in zip(names, values, columns, strict=True)
+        ]
+        return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
+
+    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
+        return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
+
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        # FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim
+        return skip_locked(pick, *columns, key_share=True)
+
+    def skip_locked_rows(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        # a join without repeating the condition, whose number of rows the planner cannot estimate
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+        free = self.select_locking_by_key(spec, named, *key).cte("free").prefix_with("MATERIALIZED")
+        return and_(*(column == free.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)))
+
+    def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
+        pick = request.pick
+        is_served = self.is_served(pick)
+        if request.assignments and not request.delete:
+            return self._write(session, request) if is_served else self.write_candidates(session, request)
+        if request.delete or not is_served or not _is_whole(request):
+            return super().lock_and_write(session, request)
+        locking = pick.made.get((self, "load"), lambda: self._loading(pick))
+        try:
+            return [task for (task,) in _instances(session, pick.spec, locking)]
+        except Exception as error:
+            if not self.connections.is_of_row(error):
+                raise
+            keys = self.lock(session, pick)  # returns the same rows: they are locked by this transaction
+            if not keys:
+                raise
+            forget_unfinished(session, pick.spec, keys, error)
+            return self.load(session, pick.spec, keys, latest=True, unreadable=request.unreadable)
+
+    def _write(self, session: Session, request: ClaimRequest) -> list[Any]:
+        pick, spec, assignments, whole = request.pick, request.pick.spec, request.assignments, _is_whole(request)
+        statement = pick.made.get((self, assignments, whole), lambda: self._claiming(pick, assignments, whole=whole))
+        if not whole:
+            rows = sorted(self.execute(session, spec, statement, request.parameters), key=itemgetter(0))
+            found: list[Identity] = [tuple(row[1:]) for row in rows]
+            return self.load(session, spec, found, request.options, unreadable=request.unreadable)
+        try:
+            taken = _instances(session, spec, statement, request.parameters)
+            return [task for _, task in sorted(taken, key=itemgetter(0))]
+        except Exception as error:
+            if not self.connections.is_of_row(error):
+                raise
+            keys = self._written(session, request)
+            if not keys:  # the error is not about a row
+                raise
+            forget_unfinished(session, spec, keys, error)
+            return self.load(session, spec, keys, unreadable=request.unreadable)
+
+    def _written(self, session: Session, request: ClaimRequest) -> list[Identity]:
+        """Return the rows that :meth:`_write` has written, by the claim's token, in order as far as the claim has not
+        overwritten it.
+
+        Its result is lost if one of the rows cannot be read.
+        """
+        spec, values = request.pick.spec, dict(request.assignments)
+        # the other criteria are for the indexes
+        recent = or_(
+            and_(spec["finished_at"].is_(None), is_due(spec), spec["available_at"] > utcnow()),
+            spec["finished_at"] > utcnow(-_RECENTLY),
+        )
+        order = [term.expression for term in request.pick.order if term.column not in values]
+        mine = and_(*(spec[role] == values[spec[role]] for role in ("claim_token", "status")))
+        found = select(*spec.primary_key).where(mine, recent).order_by(*order)
+        broken = {each.identity for each in request.unreadable}  # by part of the same claim
+        return [key for key in self.keys(session, spec, found, request.parameters) if key not in broken]
+
+    def _loading(self, pick: Pick) -> Any:
+        """Return the statement of a claim that only locks.  It returns the latest versions of the rows."""
+        locking = self.select_locking(pick, *pick.spec.table.columns)
+        return select(pick.spec.entity).from_statement(locking)
+
+    def _claiming(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
+        """Return the claim's statement.
+
+        It returns each row's position, since RETURNING is unordered, and its key or, if ``whole``, all columns.
+        """
+        spec = pick.spec
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+        order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
+        locked: CTE = self.select_locking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
+        names = [column.name for column in key]
+        by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
+        picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
+        joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
+        claiming = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)
+        if not whole:
+            return claiming.returning(picked.c.position, *spec.primary_key)
+        # not an ORM UPDATE, whose criteria the session would evaluate in Python
+        every = claiming.returning(picked.c.position, *spec.table.columns)
+        return select(picked.c.position, spec.entity).from_statement(every)
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
 
-    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+    def insert_alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
         """Return one statement with an array for each column that differs, because a list of rows is executed row by
         row."""
         fixed = (bindparam(name, type_=table.c[name].type) for name in same)
@@ -396,9 +312,11 @@ async def _copy_async(driver: Any, command: str, rows: Iterable[Sequence[Any]]) 
             await copy.write_row(row)
 
 
-# -- reads from the catalog what SQLAlchemy does not reflect: invalid indexes, triggers, storage parameters, added
-#    columns
+# -- reads from the catalog what SQLAlchemy does not reflect ----------------------------------------------------------
 
+PARTIAL_INDEX = "postgresql_where"
+# all equivalent as defaults, since the column stores the zone
+_CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_timestamp()")
 STORAGE_DIALECT = "postgresql"
 _PARAMETERS = {
     "fillfactor": "80",
@@ -425,12 +343,6 @@ _TRIGGER = table(
 )
 
 
-def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
-    """Return the names of invalid indexes, which a failed CREATE INDEX CONCURRENTLY leaves behind."""
-    names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
-    return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
-
-
 def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[str]:
     """Return the names of the indexes of partitioned tables that the indexes ``names``, of partitions, belong to."""
     root = _CLASS.alias("root")
@@ -439,67 +351,14 @@ def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[s
     return set(connection.scalars(roots.where(_CLASS.c.relname.in_(names), _CLASS.c.relispartition)))
 
 
-def trigger_names(connection: Connection, of: Table) -> Collection[str]:
-    """Return the names of the triggers of a table, except those of its foreign keys."""
-    mine = (_TRIGGER.c.tgrelid == _oid(connection, of)) & ~_TRIGGER.c.tgisinternal
-    return connection.scalars(select(_TRIGGER.c.tgname).where(mine)).all()
-
-
 def storage_statement(of: Table, *, give: bool) -> str:
     """Return the statement that sets the table's storage parameters, or resets them."""
     settings = (f"{name} = {value}" if give else name for name, value in _PARAMETERS.items())
     return f"ALTER TABLE {_FORMAT(of)} {'SET' if give else 'RESET'} ({', '.join(settings)})"
 
 
-def lacks_storage(connection: Connection, of: Table) -> bool:
-    """Return whether one of the parameters is not set on the table; its owner may choose other values."""
-    options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
-    return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
-
-
-def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
-    """Return the column's value for rows older than the column, which is stored until the table is rewritten."""
-    # the value has a pseudo-type that can only be cast to text
-    value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(to.type))
-    named = select(value).where(_ATTRIBUTE.c.attrelid == _oid(connection, to.table), _ATTRIBUTE.c.attname == to.name)
-    return next(iter(connection.scalar(named) or ()), None)
-
-
 def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
     return cast(func.pg_catalog.to_regclass(live_name(connection, of)), postgresql.OID)
-
-
-# -- reads from the catalog what SQLAlchemy does not reflect ----------------------------------------------------------
-
-PARTIAL_INDEX = "postgresql_where"
-# all equivalent as defaults, since the column stores the zone
-_CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_timestamp()")
-
-
-class CatalogSchema(Schema):
-    """The common base for PostgreSQL and CockroachDB."""
-
-    def same_default(self, dialect: Dialect, live: str) -> bool:
-        return super().same_default(dialect, live) or live in _CLOCKS
-
-    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        return invalid_indexes(connection, table)
-
-
-class PostgreSQLSchema(CatalogSchema):
-    """Reads partial indexes, triggers, storage parameters, and the values of added columns."""
-
-    partial_index: ClassVar[str | None] = PARTIAL_INDEX
-    reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"
-
-    def lacks_storage(self, connection: Connection, table: Table) -> bool:
-        return lacks_storage(connection, table)
-
-    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
-        return trigger_names(connection, table)
-
-    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
-        return added_at(connection, column)
 
 
 # -- checks the server's state and the privileges of an account, and reads plans --------------------------------------
@@ -515,72 +374,6 @@ _DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmet
 """The catalog of Citus.  The method of a table that is not distributed is 'n'."""
 _ATTRIBUTES = table("pg_attribute", column("attrelid"), column("attname", String), schema="pg_catalog")
 _SEQUENCES = table("pg_sequence", column("seqrelid"), column("seqcache", Integer), schema="pg_catalog")
-
-
-class PostgreSQLServer(Server):
-    """Detects standbys, tables that Citus distributes, and messages whose keys are not in order; checks privileges on
-    schemas, columns and sequences."""
-
-    def findings(self, connection: Connection) -> Iterator[Finding]:
-        read_only_default = func.pg_catalog.current_setting("default_transaction_read_only")
-        state: Any = connection.execute(select(func.pg_catalog.pg_is_in_recovery(), read_only_default)).one()
-        standby, default = state
-        if standby:
-            yield read_only("this server is a hot standby", "connect to the primary")
-        if default == "on":
-            yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
-        quoted = connection.dialect.identifier_preparer.quote
-        for schema, role in connection.execute(_intruders()):
-            message = (
-                f"{role or 'every role'} may create functions and operators in the schema {schema}, which is in the"
-                " search_path: this account's statements could call them instead of built-in ones"
-            )
-            grantee = quoted(role) if role else "PUBLIC"
-            fix = f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM {grantee}, or leave it out of the search_path"
-            yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
-
-    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        yield from _of_distribution(connection, spec)
-        if "message_key" in spec.columns:  # other queues are not ordered by their keys
-            yield from _of_sequences(connection, spec)
-
-    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
-        name = live_name(connection, spec.table)
-        return connection.scalar(select(func.pg_catalog.row_security_active(func.pg_catalog.to_regclass(name)))) is True
-
-    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
-        # the system column xmax shows the transaction that locked a row last, unless several share the lock
-        last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
-        told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
-        owner = connection.execute(told).one_or_none()
-        if owner is None:
-            return None
-        program = f", {owner.application_name}" if owner.application_name else ""
-        return f"{owner.usename} (backend {owner.pid}{program}, {owner.state})"
-
-    def missing_privileges(
-        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
-    ) -> Sequence[str]:
-        schema = connection.schema_for_object(spec.table)
-        if schema and not connection.scalar(select(func.pg_catalog.has_schema_privilege(schema, "USAGE"))):
-            return [f"USAGE on the schema {schema}"]
-        # privileges on single columns are enough, if they cover the needed columns
-        name = live_name(connection, spec.table)
-        of_queue = {each.name for each in spec.columns.values()}
-        present = [column["name"] for column in live]
-        needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
-        rights = {
-            privilege: and_(*(func.pg_catalog.has_column_privilege(name, each, privilege) for each in columns))
-            for privilege, columns in needed.items()
-        }
-        rights["DELETE"] = func.pg_catalog.has_table_privilege(name, "DELETE")
-        for each in live:
-            if "nextval(" in (each["default"] or ""):  # an identity needs no separate privilege
-                sequence = func.pg_catalog.pg_get_serial_sequence(name, each["name"])
-                right = func.coalesce(func.pg_catalog.has_sequence_privilege(sequence, "USAGE"), true())
-                rights[f"USAGE on the sequence of {each['name']}"] = right
-        granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
-        return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
 
 
 def _of_distribution(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
@@ -632,10 +425,104 @@ def _intruders() -> Select[*tuple[Any, ...]]:
     )
 
 
-class PostgreSQLPlans(Plans):
-    """Plans from EXPLAIN in JSON format."""
+class CatalogInspection(Inspection):
+    """The common base for PostgreSQL and CockroachDB."""
 
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        return super().same_default(dialect, live) or live in _CLOCKS
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        # invalid: a failed CREATE INDEX CONCURRENTLY leaves such indexes behind
+        names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
+        mine = _INDEX.c.indrelid == _oid(connection, table)
+        return connection.scalars(names.where(mine, ~_INDEX.c.indisvalid)).all()
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        schema = connection.schema_for_object(spec.table)
+        if schema and not connection.scalar(select(func.pg_catalog.has_schema_privilege(schema, "USAGE"))):
+            return [f"USAGE on the schema {schema}"]
+        # privileges on single columns are enough, if they cover the needed columns
+        name = live_name(connection, spec.table)
+        of_queue = {each.name for each in spec.columns.values()}
+        present = [column["name"] for column in live]
+        needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
+        rights = {
+            privilege: and_(*(func.pg_catalog.has_column_privilege(name, each, privilege) for each in columns))
+            for privilege, columns in needed.items()
+        }
+        rights["DELETE"] = func.pg_catalog.has_table_privilege(name, "DELETE")
+        for each in live:
+            if "nextval(" in (each["default"] or ""):  # an identity needs no separate privilege
+                sequence = func.pg_catalog.pg_get_serial_sequence(name, each["name"])
+                right = func.coalesce(func.pg_catalog.has_sequence_privilege(sequence, "USAGE"), true())
+                rights[f"USAGE on the sequence of {each['name']}"] = right
+        granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
+        return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
+
+
+class PostgreSQLInspection(CatalogInspection):
+    """Detects standbys, tables that Citus distributes, and messages whose keys are not in order; checks privileges on
+    schemas, columns and sequences; reads plans from EXPLAIN in JSON format."""
+
+    partial_index = PARTIAL_INDEX
+    reviving = "REINDEX INDEX CONCURRENTLY {schema}{index}"
+
+    def lacks_storage(self, connection: Connection, table: Table) -> bool:
+        # whether one of the parameters is not set; the table's owner may choose other values
+        options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, table))).all()
+        return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
+
+    def trigger_names(self, connection: Connection, table: Table) -> Collection[str]:
+        # except those of its foreign keys
+        mine = (_TRIGGER.c.tgrelid == _oid(connection, table)) & ~_TRIGGER.c.tgisinternal
+        return connection.scalars(select(_TRIGGER.c.tgname).where(mine)).all()
+
+    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
+        # stored until the table is rewritten; the value has a pseudo-type that can only be cast to text
+        value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(column.type))
+        mine = (_ATTRIBUTE.c.attrelid == _oid(connection, column.table), _ATTRIBUTE.c.attname == column.name)
+        return next(iter(connection.scalar(select(value).where(*mine)) or ()), None)
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        read_only_default = func.pg_catalog.current_setting("default_transaction_read_only")
+        state: Any = connection.execute(select(func.pg_catalog.pg_is_in_recovery(), read_only_default)).one()
+        standby, default = state
+        if standby:
+            yield read_only("this server is a hot standby", "connect to the primary")
+        if default == "on":
+            yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+        quoted = connection.dialect.identifier_preparer.quote
+        for schema, role in connection.execute(_intruders()):
+            message = (
+                f"{role or 'every role'} may create functions and operators in the schema {schema}, which is in the"
+                " search_path: this account's statements could call them instead of built-in ones"
+            )
+            grantee = quoted(role) if role else "PUBLIC"
+            fix = f"REVOKE CREATE ON SCHEMA {quoted(schema)} FROM {grantee}, or leave it out of the search_path"
+            yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
+
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        yield from _of_distribution(connection, spec)
+        if "message_key" in spec.columns:  # other queues are not ordered by their keys
+            yield from _of_sequences(connection, spec)
+
+    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
+        name = live_name(connection, spec.table)
+        return connection.scalar(select(func.pg_catalog.row_security_active(func.pg_catalog.to_regclass(name)))) is True
+
+    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
+        # the system column xmax shows the transaction that locked a row last, unless several share the lock
+        last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
+        told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
+        owner = connection.execute(told).one_or_none()
+        if owner is None:
+            return None
+        program = f", {owner.application_name}" if owner.application_name else ""
+        return f"{owner.usename} (backend {owner.pid}{program}, {owner.state})"
+
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if not forced:
             return _plan(connection, statement)
         with connection.begin_nested() as savepoint:
@@ -746,11 +633,69 @@ def _next(pgconn: Any, selector: selectors.BaseSelector) -> Any:
     return pgconn.get_result()
 
 
-# -- executes SQL tasks with psycopg ----------------------------------------------------------------------------------
+# -- the errors and timeouts of drivers, and of the server ------------------------------------------------------------
+
+# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (such as a demoted primary)
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
+# connection exceptions, insufficient resources (a full disk, too many connections), system errors
+_OUTAGE_CLASSES = ("08", "53", "58")
+# and transaction state, authorization, unknown database, rollback (a deadlock), limits, state of an object (a lock),
+# intervention (a statement timeout), internal errors
+_TEMPORARY_CLASSES = (*_OUTAGE_CLASSES, "25", "28", "3D", "40", "54", "55", "57", "XX")
+# idle-in-transaction and transaction timeouts, which close the connection as well
+_TOO_SLOW = frozenset({"25P03", "25P04"})
+
+_OF_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
+_LIMITS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+_LIMITS_OF_ASYNCPG = {"timeout": 10, "command_timeout": 60}
+_UNSET = (None, "0")
+_UNKNOWN = object()
+_FOREVER = ("0", "0s")
 
 
-class PsycopgRequests(Requests):
-    """The common base for PostgreSQL and CockroachDB."""
+class PsycopgConnections(Connections):
+    """The common base for PostgreSQL and CockroachDB, whose drivers are the same."""
+
+    # SQLSTATEs, which each driver keeps in its own place
+
+    transient_errors = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock not available
+    outage_errors = _OUTAGES
+    duplicate_errors = ("23505",)
+    reference_errors = ("23001", "23503")
+    denied_errors = ("42501",)
+
+    def error_code(self, error: DBAPIError) -> Any:
+        for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2
+            if found := getattr(error.orig, name, None):
+                return found
+        fields = first_argument(error)  # pg8000: those of the server's message
+        return fields.get("C") if isinstance(fields, dict) else None
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        code = self.error_code(error)
+        if error.connection_invalidated:
+            return code not in _TOO_SLOW
+        # without a code, the client could not connect
+        if code is None:
+            return isinstance(error, OperationalError) or comes_from_network(error)
+        return code in self.outage_errors or code.startswith(_OUTAGE_CLASSES)
+
+    def is_temporary(self, error: DBAPIError) -> bool:
+        code = self.error_code(error)
+        if code is None:
+            return super().is_temporary(error)
+        return self.is_outage(error) or code.startswith(_TEMPORARY_CLASSES)
+
+    ends_with_error = True
+    short_lock_wait = "SET lock_timeout = '1s'"
+
+    # SQL tasks, with psycopg
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 
@@ -769,39 +714,7 @@ class PsycopgRequests(Requests):
         known = adapters.types.get(code)
         return str(code) if known is None else known.name
 
-
-class PostgreSQLRequests(PsycopgRequests):
-    """Ends statements by the process id of their server process."""
-
-    def interruption(self, connection: Connection) -> Interrupt:
-        process = connection.scalar(select(func.pg_catalog.pg_backend_pid()))
-
-        def interrupt(by_force: bool) -> None:
-            end = func.pg_catalog.pg_terminate_backend if by_force else func.pg_catalog.pg_cancel_backend
-            with connection.engine.connect() as other:
-                other.execute(select(end(process)))
-
-        return interrupt
-
-
-# -- the timeouts of the drivers of PostgreSQL and of its server ------------------------------------------------------
-
-_OF_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
-_LIMITS = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 3,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
-_LIMITS_OF_ASYNCPG = {"timeout": 10, "command_timeout": 60}
-_UNSET = (None, "0")
-_UNKNOWN = object()
-_FOREVER = ("0", "0s")
-
-
-class PostgreSQLNetwork(Network):
-    """Drivers that use libpq, which environment variables can also configure, and asyncpg."""
+    # drivers that use libpq, which environment variables can also configure, asyncpg and pg8000
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
         **dict.fromkeys(_OF_LIBPQ, ("connect_timeout",)),
@@ -822,7 +735,7 @@ class PostgreSQLNetwork(Network):
             return None
         return f"create_engine(..., connect_args={_LIMITS})"
 
-    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+    def lift_connect_limits(self, connection: Any, limits: Collection[str]) -> None:
         if "timeout" in limits and hasattr(connection, "_usock"):  # pg8000's socket keeps it
             connection._usock.settimeout(None)
 
@@ -928,8 +841,19 @@ class AsyncpgListener(Listener):
         self._names.put_nowait(name)
 
 
-class PostgreSQLNotifications(Notifications):
-    """NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
+class PostgreSQLConnections(PsycopgConnections):
+    """Adds NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
+
+    def interruption(self, connection: Connection) -> Interrupt:
+        # by the process id of the server process
+        process = connection.scalar(select(func.pg_catalog.pg_backend_pid()))
+
+        def interrupt(by_force: bool) -> None:
+            end = func.pg_catalog.pg_terminate_backend if by_force else func.pg_catalog.pg_cancel_backend
+            with connection.engine.connect() as other:
+                other.execute(select(end(process)))
+
+        return interrupt
 
     listeners: ClassVar[Mapping[str, type[Listener]]] = {
         **dict.fromkeys(PSYCOPG, PsycopgListener),
@@ -981,26 +905,11 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
         raise
 
 
-# -- postgreSQL's parts -----------------------------------------------------------------------------------------------
+# -- PostgreSQL's parts -----------------------------------------------------------------------------------------------
 
 
 class PostgreSQL(Adapter):
     """PostgreSQL 12 and newer."""
 
-    def __init__(self) -> None:
-        product = Product(dialect="postgresql", name="PostgreSQL", minimum=(12,), needed="AS MATERIALIZED")
-        super().__init__(
-            product,
-            types=PostgreSQLTypes(),
-            locking=PostgreSQLLocking(PostgreSQLKeys()),
-            claims=PostgreSQLClaims,
-            inserts=PostgreSQLInserts(product),
-            transactions=PostgreSQLTransactions(product),
-            errors=PostgreSQLErrors(),
-            schema=PostgreSQLSchema(),
-            server=PostgreSQLServer(product),
-            plans=PostgreSQLPlans(),
-            notifications=PostgreSQLNotifications(),
-            requests=PostgreSQLRequests(),
-            network=PostgreSQLNetwork(),
-        )
+    product = Product(dialect="postgresql", name="PostgreSQL", minimum=(12,), needed="AS MATERIALIZED")
+    parts = (PostgreSQLTypes, PostgreSQLRows, PostgreSQLConnections, PostgreSQLInspection)

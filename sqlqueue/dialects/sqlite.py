@@ -40,47 +40,15 @@ from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.exc import DatabaseError, DBAPIError, NotSupportedError, OperationalError, ProgrammingError, SAWarning
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateColumn
-from sqlalchemy.types import TypeEngine
 
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import UniqueBy
 from ..sql.selection import Pick
 from .base import Adapter
-from .connections import READ_COMMITTED, Errors, Interrupt, Network, Requests, StatementResult, Transactions
-from .inspection import LiveIndex, Plans, QueryPlan, Schema, Server, Types, explain, read_only
+from .connections import READ_COMMITTED, Connections, Interrupt, StatementResult
+from .inspection import Inspection, LiveIndex, QueryPlan, Types, explain, read_only
 from .naming import Product
-from .statements import Claims, Inserts, Keys, Locking, Replacement, Taking, Unreadable, on_conflict
-
-# -- selects rows by primary key on SQLite ----------------------------------------------------------------------------
-
-
-class SQLiteKeys(Keys):
-    """Avoids lists of tuples, which do not use an index, and expressions more than 1,000 levels deep."""
-
-    tuples: ClassVar[bool] = False
-    batch: ClassVar[int] = 500
-
-    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
-            return self.rows_in(spec, spec.primary_key, keys)  # more ORs would exceed the expression depth
-        return super().key_in(spec, keys)
-
-
-# -- locks on SQLite, where the only lock is that of the writer -------------------------------------------------------
-
-
-class SQLiteLocking(Locking):
-    """No row locks: there is one writer."""
-
-    one_writer: ClassVar[bool] = True
-    passes_over: ClassVar[bool] = True
-
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        key = pick.spec.primary_key
-        # primary key columns can be NULL unless declared otherwise, and such a row cannot be selected by its key
-        named = () if len(key) == 1 and isinstance(key[0].type, Integer) else (part.is_not(None) for part in key)
-        return pick.select(*columns).where(*named).limit(pick.limit)
-
+from .statements import ClaimRequest, Replacement, Rows, Unreadable, on_conflict
 
 # -- the types of columns on SQLite, and its clock --------------------------------------------------------------------
 
@@ -94,7 +62,7 @@ _SECONDS = len("2026-01-01 00:00:00")
 class SQLiteTypes(Types):
     """Times as text in UTC, and INTEGER keys, the only ones that SQLite generates."""
 
-    serial: ClassVar[TypeEngine[Any] | None] = Integer()
+    serial = Integer()
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         if seconds is None:
@@ -112,79 +80,41 @@ def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
     return whole * literal_column("1000000") + fraction
 
 
-# -- SQLite's result codes --------------------------------------------------------------------------------------------
+# -- rows on SQLite, where the only lock is that of the writer, which is the lock of the whole database ---------------
 
 
-class SQLiteErrors(Errors):
-    """Extended result codes, which contain the primary code in the lowest byte."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            # busy, locked
-            transient=(5, 6),
-            # disk error, disk full, cannot be opened
-            outages=(10, 13, 14),
-            duplicates=(1555, 2067),
-            references=(787, 1811),  # 1811 with ON DELETE RESTRICT
-        )
-
-    def code(self, error: DBAPIError) -> Any:
-        return getattr(error.orig, "sqlite_errorcode", None)
-
-    def codes(self, error: DBAPIError) -> Collection[int]:
-        code = self.code(error) or 0
-        return (code, code & 0xFF)
-
-    def has_lost(self, error: DBAPIError) -> bool:
-        return any(code in self.outages for code in self.codes(error))
+def _is_counted(session: Session, request: ClaimRequest, task: Any) -> bool:
+    """Return whether the numbers of a task are numbers; if not, its row cannot be read."""
+    spec = request.pick.spec
+    for role in ("attempt", "claim_token"):
+        value = getattr(task, spec.attributes[role])
+        if not isinstance(value, int):
+            error = TypeError(f"{role} is {value!r}, which is not an integer")
+            request.unreadable.append(Unreadable(spec.identity_of(task), error))
+            session.expunge(task)
+            return False
+    return True
 
 
-# -- transactions on SQLite, which has one writer ---------------------------------------------------------------------
+class SQLiteRows(Rows):
+    """No row locks: there is one writer.  Upserts with ON CONFLICT."""
 
-_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|REPLACE|WITH|BEGIN\s+(IMMEDIATE|EXCLUSIVE))\b", re.IGNORECASE)
+    one_writer = True
+    skips_locked = True
+    # lists of tuples do not use an index, and expressions are at most 1,000 levels deep
+    seeks_tuples = False
+    batch = 500
 
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
+            return self.rows_in(spec, spec.primary_key, keys)  # more ORs would exceed the expression depth
+        return super().key_in(spec, keys)
 
-class SQLiteTransactions(Transactions):
-    """Transactions are serializable, which is harmless with one writer."""
-
-    def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
-        """Become the writer; wait for the current one as long as the driver's timeout allows.
-
-        A transaction that starts by reading would have to be upgraded later, which SQLite rejects at once if another
-        transaction has written in the meantime.
-        """
-        driver: Any = connection.connection.driver_connection
-        if not driver.in_transaction:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        elif fresh:
-            # the driver (autocommit=False) or a savepoint has begun a transaction that does not write yet: an UPDATE
-            # of no rows upgrades it
-            connection.execute(update(spec.table).where(false()).values({spec["status"]: spec["status"]}))
-
-    def single_writer(self, engine: Engine) -> Hashable | None:
-        return None if engine.url.database is None else os.path.realpath(engine.url.database)
-
-    def begins_to_write(self, statement: str) -> bool:
-        return _WRITES.match(statement) is not None
-
-    def tentative(self, session: Session) -> AbstractContextManager[object]:
-        # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction
-        return nullcontext()
-
-    def level(self, source: Engine | Connection) -> str | None:
-        """Return a harmless level, whatever is configured: with one writer, serializable transactions are harmless."""
-        return READ_COMMITTED
-
-    def present_level(self, connection: Connection) -> str | None:
-        """Return the same level for drivers that autocommit, because the claim begins the transaction itself."""
-        return self.level(connection)
-
-
-# -- claims on SQLite: whether one would have to wait, and whether a row's numbers are numbers ------------------------
-
-
-class SQLiteClaims(Claims):
-    """Claims on SQLite, where the lock of a row is the lock of the whole database."""
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        key = pick.spec.primary_key
+        # primary key columns can be NULL unless declared otherwise, and such a row cannot be selected by its key
+        named = () if len(key) == 1 and isinstance(key[0].type, Integer) else (part.is_not(None) for part in key)
+        return pick.select(*columns).where(*named).limit(pick.limit)
 
     def is_free(self, session: Session, pick: Pick) -> bool:
         connection = session.connection(pick.spec.bind_arguments)
@@ -197,30 +127,10 @@ class SQLiteClaims(Claims):
             return False
         return True
 
-    def _load(self, session: Session, taking: Taking, identities: Sequence[Identity]) -> list[Any]:
+    def load_claimed(self, session: Session, request: ClaimRequest, identities: Sequence[Identity]) -> list[Any]:
         """Load the instances, but for rows whose numbers are texts; an assignment makes numbers of them."""
-        tasks = super()._load(session, taking, identities)
-        return tasks if taking.assignments else [task for task in tasks if _is_counted(session, taking, task)]
-
-
-def _is_counted(session: Session, taking: Taking, task: Any) -> bool:
-    """Return whether the numbers of a task are numbers; if not, its row cannot be read."""
-    spec = taking.pick.spec
-    for role in ("attempt", "claim_token"):
-        value = getattr(task, spec.attributes[role])
-        if not isinstance(value, int):
-            error = TypeError(f"{role} is {value!r}, which is not an integer")
-            taking.unreadable.append(Unreadable(spec.identity_of(task), error))
-            session.expunge(task)
-            return False
-    return True
-
-
-# -- upserts on SQLite ------------------------------------------------------------------------------------------------
-
-
-class SQLiteInserts(Inserts):
-    """Upserts with ON CONFLICT."""
+        tasks = super().load_claimed(session, request, identities)
+        return tasks if request.assignments else [task for task in tasks if _is_counted(session, request, task)]
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
@@ -311,11 +221,11 @@ def _literal(text: str) -> str:
 # -- reads indexes and defaults from a SQLite database ----------------------------------------------------------------
 
 
-class SQLiteSchema(Schema):
-    """Reads with PRAGMA what SQLAlchemy does not reflect."""
+class SQLiteInspection(Inspection):
+    """Reads with PRAGMA what SQLAlchemy does not reflect, and checks the database file."""
 
-    partial_index: ClassVar[str | None] = "sqlite_where"
-    alters_defaults: ClassVar[bool] = False
+    partial_index = "sqlite_where"
+    alters_defaults = False
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
@@ -353,26 +263,12 @@ class SQLiteSchema(Schema):
         # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify writing each row
         return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
 
-
-# -- query plans on SQLite --------------------------------------------------------------------------------------------
-
-
-class SQLitePlans(Plans):
-    """Plans from EXPLAIN QUERY PLAN."""
-
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if forced:
             return None
         steps = explain(connection, "EXPLAIN QUERY PLAN", statement).scalars("detail").all()
         used = (step.partition(" INDEX ")[2].partition(" ")[0] for step in steps)
         return QueryPlan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
-
-
-# -- checks of the database file --------------------------------------------------------------------------------------
-
-
-class SQLiteServer(Server):
-    """A database file."""
 
     def absent(self, url: URL) -> str | None:
         path = url.database
@@ -380,7 +276,7 @@ class SQLiteServer(Server):
             return None
         return f"the file {path} does not exist"
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         if connection.exec_driver_sql("PRAGMA query_only").scalar():
             yield read_only("query_only is set on this connection", "set PRAGMA query_only to off")
         (path, *_) = connection.exec_driver_sql("PRAGMA database_list").scalars("file")
@@ -404,8 +300,9 @@ class SQLiteServer(Server):
         return super().unindexed_reference(connection) if is_enforced else None
 
 
-# -- executes SQL tasks on SQLite, with a time limit ------------------------------------------------------------------
+# -- transactions on SQLite, which has one writer, and SQL tasks ------------------------------------------------------
 
+_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|REPLACE|WITH|BEGIN\s+(IMMEDIATE|EXCLUSIVE))\b", re.IGNORECASE)
 _INSTRUCTIONS = 10_000
 """Instructions of SQLite's virtual machine between two calls of a progress handler: well under a millisecond."""
 _BEYOND_THE_CONNECTION = frozenset(
@@ -419,16 +316,87 @@ _BEYOND_THE_CONNECTION = frozenset(
 """PRAGMAs with an effect on others."""
 
 
-class SQLiteRequests(Requests):
-    """Interrupts statements from another thread, reads text that is not valid UTF-8, and opens no files but the
-    database's own."""
+def _authorize(refused: list[str], action: int, name: str | None, setting: str | None, *_: object) -> int:
+    """Refuse an action that opens another file, as ATTACH and VACUUM INTO do, or has an effect on others."""
+    if action == sqlite3.SQLITE_ATTACH and name != "":  # VACUUM attaches a temporary database, which has no name
+        refused.append("ATTACH or VACUUM INTO, which open files of the worker's host")
+    elif action == sqlite3.SQLITE_PRAGMA and setting is not None and str(name).lower() in _BEYOND_THE_CONNECTION:
+        refused.append(f"PRAGMA {name}, which affects others")
+    else:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _set_progress_handler(connection: Connection, handler: Callable[[], bool] | None) -> None:
+    adapted: Any = connection.connection.dbapi_connection
+    if hasattr(adapted, "run_async"):  # the asyncio driver uses its own thread
+        adapted.run_async(lambda driver: driver.set_progress_handler(handler, _INSTRUCTIONS))
+    else:
+        adapted.set_progress_handler(handler, _INSTRUCTIONS)
+
+
+class SQLiteConnections(Connections):
+    """Transactions are serializable, which is harmless with one writer.  There is no network: a call waits only for
+    another writer, until the driver's timeout.  Extended result codes contain the primary code in the lowest byte.
+
+    SQL tasks are interrupted from another thread, read text that is not valid UTF-8, and open no files but
+    the database's own.
+    """
+
+    has_network = False
+    transient_errors = (5, 6)  # busy, locked
+    outage_errors = (10, 13, 14)  # disk error, disk full, cannot be opened
+    duplicate_errors = (1555, 2067)
+    reference_errors = (787, 1811)  # 1811 with ON DELETE RESTRICT
+
+    def error_code(self, error: DBAPIError) -> Any:
+        return getattr(error.orig, "sqlite_errorcode", None)
+
+    def error_codes(self, error: DBAPIError) -> Collection[int]:
+        code = self.error_code(error) or 0
+        return (code, code & 0xFF)
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        return any(code in self.outage_errors for code in self.error_codes(error))
+
+    def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
+        """Become the writer; wait for the current one as long as the driver's timeout allows.
+
+        A transaction that starts by reading would have to be upgraded later, which SQLite rejects at once if another
+        transaction has written in the meantime.
+        """
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        elif fresh:
+            # the driver (autocommit=False) or a savepoint has begun a transaction that does not write yet: an UPDATE
+            # of no rows upgrades it
+            connection.execute(update(spec.table).where(false()).values({spec["status"]: spec["status"]}))
+
+    def single_writer(self, engine: Engine) -> Hashable | None:
+        return None if engine.url.database is None else os.path.realpath(engine.url.database)
+
+    def begins_to_write(self, statement: str) -> bool:
+        return _WRITES.match(statement) is not None
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction
+        return nullcontext()
+
+    def level(self, source: Engine | Connection) -> str | None:
+        """Return a harmless level, whatever is configured: with one writer, serializable transactions are harmless."""
+        return READ_COMMITTED
+
+    def present_level(self, connection: Connection) -> str | None:
+        """Return the same level for drivers that autocommit, because the claim begins the transaction itself."""
+        return self.level(connection)
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        """Limit the time of all statements together until :meth:`lift_limit`."""
+        """Limit the time of all statements together until :meth:`lift_time_limit`."""
         end = time.monotonic() + timeout.total_seconds()
         _set_progress_handler(connection, lambda: time.monotonic() > end)
 
-    def lift_limit(self, connection: Connection) -> None:
+    def lift_time_limit(self, connection: Connection) -> None:
         _set_progress_handler(connection, None)
 
     def interruption(self, connection: Connection) -> Interrupt:
@@ -453,53 +421,11 @@ class SQLiteRequests(Requests):
             raise NotSupportedError(request, None, reason) from error
 
 
-def _authorize(refused: list[str], action: int, name: str | None, setting: str | None, *_: object) -> int:
-    """Refuse an action that opens another file, as ATTACH and VACUUM INTO do, or has an effect on others."""
-    if action == sqlite3.SQLITE_ATTACH and name != "":  # VACUUM attaches a temporary database, which has no name
-        refused.append("ATTACH or VACUUM INTO, which open files of the worker's host")
-    elif action == sqlite3.SQLITE_PRAGMA and setting is not None and str(name).lower() in _BEYOND_THE_CONNECTION:
-        refused.append(f"PRAGMA {name}, which affects others")
-    else:
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
-
-
-def _set_progress_handler(connection: Connection, handler: Callable[[], bool] | None) -> None:
-    adapted: Any = connection.connection.dbapi_connection
-    if hasattr(adapted, "run_async"):  # the asyncio driver uses its own thread
-        adapted.run_async(lambda driver: driver.set_progress_handler(handler, _INSTRUCTIONS))
-    else:
-        adapted.set_progress_handler(handler, _INSTRUCTIONS)
-
-
-# -- SQLite has no network --------------------------------------------------------------------------------------------
-
-
-class SQLiteNetwork(Network):
-    """No network: on SQLite, a call waits only for another writer, until the driver's timeout."""
-
-    is_there: ClassVar[bool] = False
-
-
 # -- SQLite's adapter -------------------------------------------------------------------------------------------------
 
 
 class SQLite(Adapter):
     """SQLite.  It allows one writer at a time, so a claim becomes the writer before it reads, and locks no rows."""
 
-    def __init__(self) -> None:
-        product = Product(dialect="sqlite", name="SQLite", minimum=(3, 35), needed="RETURNING")
-        super().__init__(
-            product,
-            types=SQLiteTypes(),
-            locking=SQLiteLocking(SQLiteKeys()),
-            claims=SQLiteClaims,
-            inserts=SQLiteInserts(product),
-            transactions=SQLiteTransactions(product),
-            errors=SQLiteErrors(),
-            schema=SQLiteSchema(),
-            server=SQLiteServer(product),
-            plans=SQLitePlans(),
-            requests=SQLiteRequests(),
-            network=SQLiteNetwork(),
-        )
+    product = Product(dialect="sqlite", name="SQLite", minimum=(3, 35), needed="RETURNING")
+    parts = (SQLiteTypes, SQLiteRows, SQLiteConnections, SQLiteInspection)

@@ -34,10 +34,8 @@ from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..sql.rows import Assignment, UniqueBy, remove, utcnow, write
 from ..sql.selection import Pick
-from .connections import Errors
+from .connections import Connections
 from .naming import Product
-
-# -- selects rows by their primary keys, or by the values of other columns --------------------------------------------
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
@@ -47,15 +45,57 @@ KEYS = "sqlqueue_keys"
 MANY = 0
 ROWS = "sqlqueue_rows"
 
+Parameters: TypeAlias = Mapping[str, Any]
 
-class Keys:
-    """Selects rows by primary key, inline or by bind parameters."""
+Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
+"""Takes the values that an insert proposes, by column name; returns the assignments to the existing row."""
+
+Values: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""The parameters of a statement, or of each of its executions."""
+
+OTHERS = 16
+"""The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
+FURTHER = 8
+"""The factor by which a claim increases the number of rows that it reads whenever it did not get enough."""
+
+
+class Unreadable(NamedTuple):
+    """A row that cannot be read: one of its values, or an event of its instance, raises an error."""
+
+    identity: Identity
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClaimRequest:
+    """The specification of a claim: the rows to lock, and the assignments to write or the deletion."""
+
+    pick: Pick
+    assignments: Sequence[Assignment] = ()
+    parameters: Parameters | None = None
+    """The parameters of the assignments."""
+    delete: bool = False
+    """Whether to delete the rows instead of writing to them."""
+    options: Sequence[ExecutableOption] = ()
+    """The loader options of the instances."""
+    unreadable: list[Unreadable] = field(default_factory=list)
+    """Receives the rows that are taken, but not deleted, and cannot be read."""
+
+
+class Rows(ABC):
+    """What an engine does with rows: it selects, locks, writes and inserts them."""
+
+    def __init__(self, product: Product, connections: Connections) -> None:
+        self.product = product
+        self.connections = connections
+
+    # -- selects rows by their primary keys, or by the values of other columns
 
     batch: ClassVar[int] = 5_000
     """The maximum number of keys in one statement, regardless of their number of columns."""
-    tuples: ClassVar[bool] = True
+    seeks_tuples: ClassVar[bool] = True
     """Whether a list of tuples uses an index."""
-    pads: ClassVar[bool] = False
+    pads_lists: ClassVar[bool] = False
     """Whether the server keeps a plan for each text, so that lists should have few different lengths."""
     names_rows: ClassVar[bool] = True
     """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
@@ -69,7 +109,7 @@ class Keys:
         keys = self.padded(spec, keys)
         if len(spec.primary_key) == 1:
             return spec.primary_key[0].in_([key for (key,) in keys])
-        return tuple_(*spec.primary_key).in_(keys) if self.tuples else or_(*map(spec.key, keys))
+        return tuple_(*spec.primary_key).in_(keys) if self.seeks_tuples else or_(*map(spec.key, keys))
 
     def one_of(self, spec: QueueSpec, column: ColumnElement[Any], values: Sequence[Any]) -> Criterion:
         """Return the criterion of rows whose ``column`` has one of ``values``, which may be more than :meth:`most`."""
@@ -82,7 +122,9 @@ class Keys:
 
     def named_for(self, spec: QueueSpec, count: int) -> int:
         """Return the number of keys to build a statement for, or ``MANY`` if one parameter holds all."""
-        return self._length(spec, count) if count == 1 or not (self.tuples or len(spec.primary_key) == 1) else MANY
+        return (
+            self._length(spec, count) if count == 1 or not (self.seeks_tuples or len(spec.primary_key) == 1) else MANY
+        )
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
         """Return :meth:`key_in` for the number that :meth:`named_for` returns, with parameters :meth:`key_names`."""
@@ -130,7 +172,7 @@ class Keys:
         return (*items, *[items[-1]] * missing) if missing else items
 
     def _length(self, spec: QueueSpec, count: int) -> int:
-        return max(count, min(1 << (count - 1).bit_length(), self.most(spec))) if self.pads and count else count
+        return max(count, min(1 << (count - 1).bit_length(), self.most(spec))) if self.pads_lists and count else count
 
     def batches(self, spec: QueueSpec, items: Sequence[R]) -> Iterator[Sequence[R]]:
         """Split ``items`` into parts that fit into one statement."""
@@ -138,26 +180,15 @@ class Keys:
         for start in range(0, len(items), size):
             yield items[start : start + size]
 
+    # -- builds the statements that lock rows. Nothing here executes them
 
-def names_of(spec: QueueSpec, number: int) -> Identity:
-    """Return the parameters of one of the keys of :meth:`Keys.keys_named`."""
-    columns = enumerate(spec.primary_key)
-    return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
-
-
-# -- builds the statements that lock rows. Nothing here executes them -------------------------------------------------
-
-
-class Locking(ABC):
-    """Decides which rows a statement locks, and which it skips."""
-
-    passes_over: ClassVar[bool] = False
+    skips_locked: ClassVar[bool] = False
     """Whether a statement that writes can skip locked rows, or never encounters any."""
     one_writer: ClassVar[bool] = False
     """Whether the engine allows one writer at a time, so that claims wait for each other."""
-    orders_freely: ClassVar[bool] = True
+    locks_after_sorting: ClassVar[bool] = True
     """Whether rows are locked after the sort, so that an order without an index is slow but locks nothing else."""
-    counts: ClassVar[bool] = True
+    reports_counts: ClassVar[bool] = True
     """Whether the driver's row count tells whether an UPDATE or DELETE of one row has changed it.
 
     It then replaces RETURNING, whose result takes the client longer to read.
@@ -165,18 +196,15 @@ class Locking(ABC):
     sweeps_by_key: ClassVar[bool] = False
     """Whether statements that change any number of rows must first read their keys, and then change them by key."""
 
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-
     @abstractmethod
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the SELECT that locks exactly the rows of ``pick`` that are not locked, and returns these columns.
 
         Most engines use :func:`skip_locked`.
         """
 
     def is_served(self, pick: Pick) -> bool:
-        """Return whether :meth:`picking` locks only the rows of ``pick``; otherwise they are read before locking."""
+        """Return whether :meth:`select_locking` locks only the rows of ``pick``; otherwise they are read before."""
         return pick.divided is None
 
     def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
@@ -186,146 +214,133 @@ class Locking(ABC):
         """
         return 0
 
-    def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+    def select_candidates(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the SELECT that reads these columns of the rows of ``pick``, locked or not, without locking.
 
         It reads no others ahead of them, in any part.
         """
-        return pick.merged(lambda part, wanted: self.along(part, part.select(*wanted).limit(part.limit)), columns)
+        return pick.merged(lambda part, wanted: self.use_index(part, part.select(*wanted).limit(part.limit)), columns)
 
-    def along(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
+    def use_index(self, pick: Pick, reading: Select[Any]) -> Select[Any]:
         """Return ``reading``, which reads rows of an undivided ``pick`` in order, with a hint to use the pick's index.
 
         Without one, a planner may read and sort many rows to return the first.
         """
-        return self.advising(pick.spec, pick.index, reading)
+        return self.prefer_index(pick.spec, pick.index, reading)
 
-    def advising(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
+    def prefer_index(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
         """Return ``reading`` with a hint to use this index, which need not exist, where a planner ignores limits."""
         return reading
 
-    def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+    def select_for_claim(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the statement with which a claim finds the rows of ``pick``."""
-        return self.picking(pick, *columns) if self.is_served(pick) else self.looking(pick, *columns)
+        return self.select_locking(pick, *columns) if self.is_served(pick) else self.select_candidates(pick, *columns)
 
-    def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
+    def select_by_key(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
         """Return the SELECT that locks rows selected by primary key; unless it ``waits``, it skips locked rows."""
         matching = select(*spec.primary_key).where(*criteria)
-        locking: Select[Any] = self.keys.by_key(spec, matching.with_for_update(skip_locked=not waits))
+        locking: Select[Any] = self.by_key(spec, matching.with_for_update(skip_locked=not waits))
         return locking
 
-    def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return :meth:`picking` for rows selected by primary key."""
-        most = self.keys.most(spec)
+    def select_locking_by_key(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return :meth:`select_locking` for rows selected by primary key."""
+        most = self.most(spec)
         pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=most, index=None, exact=True)
-        return self.picking(pick, *columns)
+        return self.select_locking(pick, *columns)
 
-    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+    def skip_locked_rows(self, spec: QueueSpec, named: Criterion) -> Criterion:
         """Return ``named`` restricted to rows that are not locked, if the engine can express it in one statement."""
         return named
 
-    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+    def select_instances(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         """Return the SELECT of ``count`` instances by key parameters.
 
         ``latest``: the rows were only locked, not written to, so the SELECT must read their latest versions.
         """
-        return select(spec.entity).where(self.keys.keys_named(spec, count))
+        return select(spec.entity).where(self.keys_named(spec, count))
 
-    def returns(self, spec: QueueSpec) -> bool:
+    def supports_returning(self, spec: QueueSpec) -> bool:
         """Return whether UPDATE and DELETE of this queue's table support RETURNING."""
         return True
 
+    # -- locks, changes, reads and loads rows. The methods above contain what depends on the engine
 
-def skip_locked(pick: Pick, *columns: ColumnElement[Any], key_share: bool = False) -> Select[Any]:
-    """Return :meth:`.Locking.picking` for engines with SKIP LOCKED that lock only the rows that they return."""
-    return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True, key_share=key_share)
+    def lock(self, session: Session, pick: Pick, *, locks_only: bool = False) -> list[Identity]:
+        """Lock the rows of ``pick``; return their primary keys, in order.
 
+        ``locks_only``: the locks are kept as long as a handler runs, so no other row may stay locked.
+        """
+        if self.is_served(pick):
+            return self.lock_selected(session, pick, locks_only=locks_only)
+        return self.lock_candidates(session, pick, locks_only=locks_only)
 
-# -- executes statements on rows. The parts for locking and keys contain everything that depends on the engine --------
+    def is_free(self, session: Session, pick: Pick) -> bool:
+        """Return whether the row of ``pick`` can be locked at once. The caller must roll the session's transaction
+        back."""
+        return bool(self.lock(session, pick))
 
-OTHERS = 16
-"""The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
-FURTHER = 8
-"""The factor by which a claim increases the number of rows that it reads whenever it did not get enough."""
-Parameters: TypeAlias = Mapping[str, Any]
-
-
-class Unreadable(NamedTuple):
-    """A row that cannot be read: one of its values, or an event of its instance, raises an error."""
-
-    identity: Identity
-    error: Exception
-
-
-class Rows:
-    """Locks, changes, reads and loads rows, in the same way on all engines."""
-
-    def __init__(self, locking: Locking, errors: Errors) -> None:
-        self.locking = locking
-        self.errors = errors
-        self._keys = locking.keys
-
-    def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
-        """Lock the rows of ``pick`` with one statement; return their primary keys, in order."""
-        locking = pick.made.get((self, "lock"), lambda: self.locking.picking(pick, *pick.spec.primary_key))
+    def lock_selected(self, session: Session, pick: Pick, *, locks_only: bool) -> list[Identity]:
+        """Do the work of :meth:`lock` with one statement."""
+        locking = pick.made.get((self, "lock"), lambda: self.select_locking(pick, *pick.spec.primary_key))
         return self.keys(session, pick.spec, locking)
 
-    def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
-        """Do the work of :meth:`lock_picked` by primary key: read rows without locks, then lock some until there are
-        enough.
+    def lock_candidates(self, session: Session, pick: Pick, *, locks_only: bool = False) -> list[Identity]:
+        """Do the work of :meth:`lock` by primary key: read rows without locks, then lock some until there are enough.
 
         If other transactions have locked too many of the rows, more are read.
         """
-        found, seen = list[Identity](), set[Identity]()
-        number = pick.limit + OTHERS
+        found = list[Identity]()
+        for further in self._further(session, pick, found):
+            keys = further
+            while keys and (room := pick.limit - len(found)):
+                size = min(max(room, self.locked_in_order(pick.spec, keys)), self.most(pick.spec))
+                found += self.lock_keys(session, pick, keys[:size], room, locks_only=locks_only)
+                keys = keys[size:]
+        return found
+
+    def _further(self, session: Session, pick: Pick, found: Sequence[Any]) -> Iterator[Sequence[Identity]]:
+        """Yield the primary keys of rows of ``pick``, in order, until the caller has ``found`` as many as it wants."""
+        seen, number = set[Identity](), pick.limit + OTHERS
         while True:
             # a separate statement: MariaDB raises error 1020 if the snapshot is older than the locks
-            candidates = self.look(session, pick, number)
-            found += self._lock_first(session, pick, [key for key in candidates if key not in seen], len(found))
+            candidates = self.candidates(session, pick, number)
+            yield [key for key in candidates if key not in seen]
             if len(found) == pick.limit or len(candidates) < number:
-                return found
+                return
             seen.update(candidates)
             number *= FURTHER
 
-    def look(self, session: Session, pick: Pick, number: int) -> list[Identity]:
+    def candidates(self, session: Session, pick: Pick, number: int) -> list[Identity]:
         """Return the primary keys of the first ``number`` rows of ``pick``, locked or not."""
         if pick.divided is not None and (keys := self._look_at_all(session, pick, number)) is not None:
             return keys
-        make = partial(self.locking.looking, replace(pick, limit=number), *pick.spec.primary_key)
+        make = partial(self.select_candidates, replace(pick, limit=number), *pick.spec.primary_key)
         found = self.keys(session, pick.spec, pick.made.get((self, "look", number), make))
         return list(dict.fromkeys(found))  # a collation may consider two of the listed values to be equal
 
     def _look_at_all(self, session: Session, pick: Pick, number: int) -> list[Identity] | None:
-        """Return the result of :meth:`look`, read from the whole queue; ``None`` if rows of other parts are among the
-        first. Only then are the parts read one after another, which takes longer.
+        """Return the result of :meth:`candidates`, read from the whole queue; ``None`` if rows of other parts are
+        among the first. Only then are the parts read one after another, which takes longer.
         """
         whole, column, values = pick.undivided()
-        make = partial(self.locking.looking, replace(whole, limit=number), *pick.spec.primary_key, column)
+        make = partial(self.select_candidates, replace(whole, limit=number), *pick.spec.primary_key, column)
         rows = self.execute(session, pick.spec, pick.made.get((self, "look at all", number), make)).all()
         return [tuple(row[:-1]) for row in rows] if values.issuperset(row[-1] for row in rows) else None
 
-    def _lock_first(self, session: Session, pick: Pick, keys: Sequence[Identity], before: int) -> list[Identity]:
-        """Lock the first of ``keys`` that are free and still match, up to the limit of ``pick``, of which ``before``
-        are locked."""
-        found = list[Identity]()
-        while keys and (room := pick.limit - before - len(found)):
-            size = min(max(room, self.locking.locked_in_order(pick.spec, keys)), self._keys.most(pick.spec))
-            some, keys = keys[:size], keys[size:]
-            found += self.lock_keys(session, pick, some, room)
-        return found
-
-    def lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
+    def lock_keys(
+        self, session: Session, pick: Pick, keys: Sequence[Identity], room: int, *, locks_only: bool
+    ) -> list[Identity]:
         """Lock the ``keys`` that are not locked and still match, at most ``room``; return them."""
-        spec, count = pick.spec, self._keys.named_for(pick.spec, len(keys))
+        spec, count = pick.spec, self.named_for(pick.spec, len(keys))
         limit = room if room < len(keys) else None
         make = partial(self._naming, pick, count, limit)
         locking = pick.made.get((self, "name", count, limit), make)
-        locked = set(self.keys(session, spec, locking, self._keys.key_names(spec, keys)))
+        locked = set(self.keys(session, spec, locking, self.key_names(spec, keys)))
         return [key for key in keys if key in locked]
 
     def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
-        keys = self._keys.keys_named(pick.spec, count)
-        return self.locking.named(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
+        keys = self.keys_named(pick.spec, count)
+        return self.select_by_key(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
 
     def load(
         self,
@@ -344,11 +359,11 @@ class Rows:
         """
         read = partial(self._read, session, spec, options, latest=latest)
         found: dict[Identity, Any] = {}
-        for keys in self._keys.batches(spec, identities):
+        for keys in self.batches(spec, identities):
             try:
                 found.update(read(keys))
             except Exception as error:
-                if unreadable is None or not self.errors.is_of_row(error):
+                if unreadable is None or not self.connections.is_of_row(error):
                     raise
                 forget_unfinished(session, spec, keys, error)
                 found.update(self._read_each(session, keys, read, unreadable))
@@ -364,11 +379,11 @@ class Rows:
         *,
         latest: bool,
     ) -> dict[Identity, Any]:
-        count, last = self._keys.named_for(spec, len(keys)), latest and not options
-        statement = spec.made.get((self, "load", count, last), partial(self.locking.loading, spec, count, latest=last))
+        count, last = self.named_for(spec, len(keys)), latest and not options
+        statement = spec.made.get((self, "load", count, last), partial(self.select_instances, spec, count, latest=last))
         rows = session.scalars(
             statement.options(*options) if options else statement,
-            self._keys.key_names(spec, keys),
+            self.key_names(spec, keys),
             execution_options={"populate_existing": True},
             bind_arguments=spec.bind_arguments,
         )
@@ -388,7 +403,7 @@ class Rows:
             try:
                 found.update(read([key]))
             except Exception as error:
-                if not self.errors.is_of_row(error):
+                if not self.connections.is_of_row(error):
                     raise
                 for state in session.identity_map.all_states():
                     if state not in before and (instance := state.obj()) is not None:
@@ -407,9 +422,9 @@ class Rows:
         """
         named = select(*columns).select_from(spec.mapper.persist_selectable).where(*where)
         try:
-            row = self.execute(session, spec, self._keys.by_key(spec, named)).one_or_none()
+            row = self.execute(session, spec, self.by_key(spec, named)).one_or_none()
         except Exception as error:
-            if not self.errors.is_of_row(error):
+            if not self.connections.is_of_row(error):
                 raise
             clear_frames(error)
             if len(columns) == 1:
@@ -421,8 +436,8 @@ class Rows:
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
         """Delete the rows with these primary keys."""
-        for keys in self._keys.batches(spec, identities):
-            self.execute(session, spec, self._keys.by_key(spec, remove(spec, self._keys.key_in(spec, keys))))
+        for keys in self.batches(spec, identities):
+            self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
 
     def change(
         self,
@@ -436,20 +451,20 @@ class Rows:
     ) -> set[Identity]:
         """Execute ``statement``, which selects the rows ``identities``; return those that it changed.
 
-        Unless it ``waits``, its condition comes from :meth:`.Locking.passing_over`.  With ``parameters``, the statement
+        Unless it ``waits``, its condition comes from :meth:`skip_locked_rows`.  With ``parameters``, the statement
         is cached by its caller, and derived statements are cached as well.
         """
-        if waits and len(identities) == 1 and self.locking.counts:
-            named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
+        if waits and len(identities) == 1 and self.reports_counts:
+            named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
             return set(identities) if self.count(session, spec, named, parameters) else set()
-        if not self.locking.returns(spec):
+        if not self.supports_returning(spec):
             return self._change_locked(session, spec, statement, identities, parameters, waits=waits)
-        if not waits and not self.locking.passes_over:
+        if not waits and not self.skips_locked:
             free = self._free(session, spec, statement, parameters)
             if not free:
                 return set()
             if len(free) < len(identities):
-                narrowed = statement.where(self._keys.key_in(spec, free))
+                narrowed = statement.where(self.key_in(spec, free))
                 return set(self.keys(session, spec, self._returning(spec, narrowed), parameters))
         returning = again(spec, parameters, (self, statement, "returning"), lambda: self._returning(spec, statement))
         return set(self.keys(session, spec, returning, parameters))
@@ -466,37 +481,37 @@ class Rows:
     ) -> set[Identity]:
         """Do the work of :meth:`change` without RETURNING: lock the matching rows first to learn which will be
         changed."""
-        named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
+        named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
         criterion: Any = statement.whereclause
-        make = partial(self.locking.named, spec, criterion, waits=waits)
+        make = partial(self.select_by_key, spec, criterion, waits=waits)
         ours = again(spec, parameters, (self, statement, waits), make)
         changed = set(self.keys(session, spec, ours, parameters))
         if changed and len(changed) < len(identities) and not waits:
-            named = named.where(self._keys.key_in(spec, list(changed)))
+            named = named.where(self.key_in(spec, list(changed)))
         if changed:
             self.execute(session, spec, named, parameters)
         return changed
 
     def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
-        return self._keys.by_key(spec, statement).returning(*spec.primary_key)
+        return self.by_key(spec, statement).returning(*spec.primary_key)
 
     def _free(
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
     ) -> list[Identity]:
         """Lock the rows of ``statement`` that are not locked; return their primary keys."""
         criterion: Any = statement.whereclause
-        make = partial(self.locking.picking_named, spec, criterion, *spec.primary_key)
+        make = partial(self.select_locking_by_key, spec, criterion, *spec.primary_key)
         locking = again(spec, parameters, (self, statement, "free"), make)
         return self.keys(session, spec, locking, parameters)
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
         """Execute ``statement``, which selects any number of rows; return how many it changed."""
-        if not self.locking.sweeps_by_key:
+        if not self.sweeps_by_key:
             return self.count(session, spec, statement)
         matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
-        found = self._keys.batches(spec, self.keys(session, spec, matching))
-        swept = (statement.where(self._keys.key_in(spec, some)) for some in found)
-        return sum(self.count(session, spec, self._keys.by_key(spec, each)) for each in swept)
+        found = self.batches(spec, self.keys(session, spec, matching))
+        swept = (statement.where(self.key_in(spec, some)) for some in found)
+        return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
 
     def count(
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None = None
@@ -517,7 +532,7 @@ class Rows:
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
         """Return whether a row satisfies ``criterion``, which selects by primary key or its first column."""
-        found = self._keys.by_key(spec, select(*spec.primary_key).where(criterion))
+        found = self.by_key(spec, select(*spec.primary_key).where(criterion))
         return bool(self.execute(session, spec, found).all())
 
     def keys(
@@ -532,151 +547,67 @@ class Rows:
         result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
         return cast("CursorResult[Any]", result)
 
+    # -- claims rows: by default in two steps, which lock rows and then write to them
 
-def forget_unfinished(session: Session, spec: QueueSpec, keys: Sequence[Identity], error: Exception) -> None:
-    """Remove from the session the instances that ``error`` has left unfinished.
-
-    A session returns an instance that it has without another call of the events that have raised the error. Only the
-    failed call refers to them, and the session itself does so weakly.
-    """
-    clear_frames(error)
-    if any(identity_key(spec.entity, key) in session.identity_map for key in keys):
-        gc.collect()
-
-
-def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
-    """Return the statement that ``make`` builds, cached if it has ``parameters`` and can therefore be reused."""
-    made: R = make() if parameters is None else spec.made.get(key, make)
-    return made
-
-
-def in_order(spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> list[Any]:
-    """Return the values of ``found`` in the order of ``wanted``; raise :class:`.ArgumentError` if one is missing."""
-    hidden = [each for each in wanted if each not in found]
-    if hidden:
-        raise ArgumentError(
-            f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
-            " session hide it, or it is newer than this transaction's snapshot. Roll back."
-        )
-    return [found[each] for each in wanted]
-
-
-# -- claims rows: by default in two steps, which lock rows and then write to them -------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taking:
-    """The specification of a claim: the rows to lock, and the assignments to write or the deletion."""
-
-    pick: Pick
-    assignments: Sequence[Assignment] = ()
-    parameters: Parameters | None = None
-    """The parameters of the assignments."""
-    delete: bool = False
-    """Whether to delete the rows instead of writing to them."""
-    options: Sequence[ExecutableOption] = ()
-    """The loader options of the instances."""
-    unreadable: list[Unreadable] = field(default_factory=list)
-    """Receives the rows that are taken, but not deleted, and cannot be read."""
-
-
-class Claims:
-    """Executes claims."""
-
-    sizes_named: ClassVar[bool] = False
+    names_exactly: ClassVar[bool] = False
     """Whether a claim of named rows is limited to their number, rather than one statement serving any number."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def lock(self, session: Session, pick: Pick, *, holds: bool = False) -> list[Identity]:
-        """Lock the rows of ``pick``; return their primary keys, in order.
-
-        ``holds``: the locks are kept as long as a handler runs, so no other row may stay locked.
-        """
-        if self.rows.locking.is_served(pick):
-            return self.rows.lock_picked(session, pick)
-        return self.rows.lock_seen(session, pick)
-
-    def is_free(self, session: Session, pick: Pick) -> bool:
-        """Return whether the row of ``pick`` can be locked at once. The caller must roll the session's transaction
-        back."""
-        return bool(self.lock(session, pick))
-
-    def take(self, session: Session, taking: Taking) -> list[Any]:
+    def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
         """Lock the rows, and write the assignments or delete the rows; return the instances, in order.
 
-        Rows that cannot be read are not among them, see :attr:`.Taking.unreadable`.
+        Rows that cannot be read are not among them, see :attr:`.ClaimRequest.unreadable`.
         """
-        pick, rows = taking.pick, self.rows
-        spec, keys = pick.spec, rows.locking.keys
-        identities = self.lock(session, pick, holds=not taking.assignments)
-        for some in keys.batches(spec, identities if taking.assignments else ()):
-            count = keys.named_for(spec, len(some))
-            make = partial(self._writing, spec, count, taking.assignments)
-            writing = pick.made.get((self, taking.assignments, count), make)
-            rows.execute(session, spec, writing, {**keys.key_names(spec, some), **(taking.parameters or {})})
-        tasks = self._load(session, taking, identities)
-        if taking.delete:
-            rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
+        pick, spec = request.pick, request.pick.spec
+        identities = self.lock(session, pick, locks_only=not request.assignments)
+        for some in self.batches(spec, identities if request.assignments else ()):
+            count = self.named_for(spec, len(some))
+            make = partial(self._writing, spec, count, request.assignments)
+            writing = pick.made.get((self, request.assignments, count), make)
+            self.execute(session, spec, writing, {**self.key_names(spec, some), **(request.parameters or {})})
+        tasks = self.load_claimed(session, request, identities)
+        if request.delete:
+            self.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
 
-    def _load(self, session: Session, taking: Taking, identities: Sequence[Identity]) -> list[Any]:
+    def load_claimed(self, session: Session, request: ClaimRequest, identities: Sequence[Identity]) -> list[Any]:
         """Load the instances of rows that are locked, and written unless they are to be deleted."""
-        spec, latest = taking.pick.spec, not taking.assignments
-        return self.rows.load(session, spec, identities, taking.options, latest=latest, unreadable=taking.unreadable)
+        spec, latest = request.pick.spec, not request.assignments
+        return self.load(session, spec, identities, request.options, latest=latest, unreadable=request.unreadable)
 
-    def take_seen(self, session: Session, taking: Taking) -> list[Any]:
-        """Do the work of :meth:`take` for a divided pick, by primary key: read rows without locks, then take some until
-        there are enough.
+    def write_candidates(self, session: Session, request: ClaimRequest) -> list[Any]:
+        """Do the work of :meth:`lock_and_write` for a divided pick, by primary key: read rows without locks, then lock
+        and write some until there are enough.
 
-        For engines where :meth:`take` is one statement, which cannot read the parts in one order and lock as it reads.
+        For engines where :meth:`lock_and_write` is one statement, which cannot read the parts in one order and lock as
+        it reads.
         """
-        pick, found, seen = taking.pick, list[Any](), set[Identity]()
-        number = pick.limit + OTHERS
-        while True:
-            candidates = self.rows.look(session, pick, number)
-            keys = [key for key in candidates if key not in seen]
+        pick, found = request.pick, list[Any]()
+        for further in self._further(session, pick, found):
+            keys = further
             while keys and (room := pick.limit - len(found)):
-                size = min(room, self.rows.locking.keys.most(pick.spec))
-                found += self._take_keys(session, taking, keys[:size])
+                size = min(room, self.most(pick.spec))
+                found += self._write_keys(session, request, keys[:size])
                 keys = keys[size:]
-            if len(found) == pick.limit or len(candidates) < number:
-                return found
-            seen.update(candidates)
-            number *= FURTHER
+        return found
 
-    def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
-        """Take the ``keys`` that are not locked and still match, in their order."""
-        pick, by = taking.pick, self.rows.locking.keys
-        spec, number = pick.spec, len(keys)
-        count = number if self.sizes_named else by.named_for(spec, number)
+    def _write_keys(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> list[Any]:
+        """Lock and write the ``keys`` that are not locked and still match, in their order."""
+        pick, spec = request.pick, request.pick.spec
+        count = len(keys) if self.names_exactly else self.named_for(spec, len(keys))
         named = pick.made.get((self, "named", count), partial(self._named, pick, count))
-        parameters = {**(taking.parameters or {}), **by.key_names(spec, keys)}
-        taken = self.take(session, replace(taking, pick=named, parameters=parameters))
+        parameters = {**(request.parameters or {}), **self.key_names(spec, keys)}
+        taken = self.lock_and_write(session, replace(request, pick=named, parameters=parameters))
         found = {spec.identity_of(task): task for task in taken}
         return [found[key] for key in keys if key in found]
 
     def _named(self, pick: Pick, count: int) -> Pick:
-        keys = self.rows.locking.keys
-        return pick.named(keys.keys_named(pick.spec, keys.named_for(pick.spec, count)), count or keys.most(pick.spec))
+        keys = self.keys_named(pick.spec, self.named_for(pick.spec, count))
+        return pick.named(keys, count or self.most(pick.spec))
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
-        keys = self.rows.locking.keys
-        return keys.by_key(spec, write(spec, keys.keys_named(spec, count), assignments))
+        return self.by_key(spec, write(spec, self.keys_named(spec, count), assignments))
 
-
-# -- inserts rows: upserts and bulk protocols -------------------------------------------------------------------------
-
-Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
-"""Takes the values that an insert proposes, by column name; returns the assignments to the existing row."""
-
-Values: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""The parameters of a statement, or of each of its executions."""
-
-
-class Inserts:
-    """Plain INSERT, without an upsert or a bulk protocol."""
+    # -- inserts rows: by default with plain INSERT, without an upsert or a bulk protocol
 
     numbers_keys: ClassVar[bool] = True
     """Whether the server generates integer keys even if the model declares no generator, such as ``Identity()``."""
@@ -688,9 +619,6 @@ class Inserts:
 
     drops_blanks: ClassVar[bool] = False
     """Whether comparisons of text ignore trailing blanks, regardless of the collation."""
-
-    def __init__(self, product: Product) -> None:
-        self.product = product
 
     def check_keys(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
         """Raise :class:`.ConfigurationError` for a row, keyed by attribute name, that would have no key."""
@@ -723,7 +651,7 @@ class Inserts:
         """
         return None
 
-    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+    def insert_alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
         """Return an INSERT, for :meth:`alike_values`, of rows that have the same values in the columns ``same``.  The
         column ``timed`` gets the time of the statement, by the database's clock.
         """
@@ -733,13 +661,24 @@ class Inserts:
         return statement.values({timed: utcnow()})  # a default may be the time of the transaction's start
 
     def alike_values(self, same: Mapping[str, Any], different: Mapping[str, Sequence[Any]]) -> Values:
-        """Return the parameters of :meth:`alike`: the value of each column in all rows, and its values row by row."""
+        """Return the parameters of :meth:`insert_alike`: the value of each column in all rows, or its values by row."""
         return [{**same, **dict(zip(different, row, strict=True))} for row in zip(*different.values(), strict=True)]
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` if the engine
         has none."""
         raise ArgumentError(f"{self.product.name} has no COPY: leave out copy=True, and the rows are inserted in bulk")
+
+
+def names_of(spec: QueueSpec, number: int) -> Identity:
+    """Return the parameters of one of the keys of :meth:`.Rows.keys_named`."""
+    columns = enumerate(spec.primary_key)
+    return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
+
+
+def skip_locked(pick: Pick, *columns: ColumnElement[Any], key_share: bool = False) -> Select[Any]:
+    """Return :meth:`select_locking` for engines with SKIP LOCKED that lock only the rows that they return."""
+    return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True, key_share=key_share)
 
 
 def on_conflict(statement: Any, by: UniqueBy, replace: Replacement | None) -> Insert:
@@ -751,3 +690,31 @@ def on_conflict(statement: Any, by: UniqueBy, replace: Replacement | None) -> In
     values = {column.name: value for column, value in replace(lambda name: statement.excluded[name])}
     replacing: Insert = statement.on_conflict_do_update(**target, set_=values)
     return replacing
+
+
+def forget_unfinished(session: Session, spec: QueueSpec, keys: Sequence[Identity], error: Exception) -> None:
+    """Remove from the session the instances that ``error`` has left unfinished.
+
+    A session returns an instance that it has without another call of the events that have raised the error. Only the
+    failed call refers to them, and the session itself does so weakly.
+    """
+    clear_frames(error)
+    if any(identity_key(spec.entity, key) in session.identity_map for key in keys):
+        gc.collect()
+
+
+def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
+    """Return the statement that ``make`` builds, cached if it has ``parameters`` and can therefore be reused."""
+    made: R = make() if parameters is None else spec.made.get(key, make)
+    return made
+
+
+def in_order(spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> list[Any]:
+    """Return the values of ``found`` in the order of ``wanted``; raise :class:`.ArgumentError` if one is missing."""
+    hidden = [each for each in wanted if each not in found]
+    if hidden:
+        raise ArgumentError(
+            f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
+            " session hide it, or it is newer than this transaction's snapshot. Roll back."
+        )
+    return [found[each] for each in wanted]

@@ -69,10 +69,10 @@ def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Coll
     transaction creates a key at the same time, its slots are kept.
     """
     slots, names = slots_of(spec), sorted(keys)
-    if adapter.locking.one_writer:  # another connection could not write while this session does
+    if adapter.rows.one_writer:  # another connection could not write while this session does
         _insert_keys(session, nullcontext, adapter, spec, names)
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
-        _insert_keys(session, partial(adapter.transactions.tentative, session), adapter, spec, names)
+        _insert_keys(session, partial(adapter.connections.tentative, session), adapter, spec, names)
     else:
         with separate_session(session, slots.bind_arguments) as own:
             _insert_keys(own, own.begin, adapter, spec, names)
@@ -96,14 +96,14 @@ def _insert_keys(
             make(session, adapter, slots, ((key, n) for key in keys for n in range(spec.options.limit + 1)))
         return
     except DBAPIError as error:
-        if not adapter.errors.is_duplicate(error):
+        if not adapter.connections.is_duplicate(error):
             raise
     if len(keys) == 1:
         return
     there: set[str] = set()
     with begin():
-        for some in adapter.keys.batches(slots, keys):
-            read = select(slots["slot_key"]).where(adapter.keys.one_of(slots, slots["slot_key"], some)).distinct()
+        for some in adapter.rows.batches(slots, keys):
+            read = select(slots["slot_key"]).where(adapter.rows.one_of(slots, slots["slot_key"], some)).distinct()
             there.update(adapter.rows.execute(session, slots, read).scalars())
     missing = [key for key in keys if key not in there]
     # the missing keys together if the read has shown the duplicate, otherwise each key alone: the snapshot hides it
@@ -182,9 +182,9 @@ class Slots:
 
     def _with_key(self, claims: Sequence[Claim]) -> set[Identity]:
         spec, adapter = self.spec, self.adapter
-        mine = adapter.keys.key_in(spec, [claim.identity for claim in claims])
+        mine = adapter.rows.key_in(spec, [claim.identity for claim in claims])
         read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None))
-        return set(adapter.rows.keys(self.session, spec, adapter.keys.by_key(spec, read)))
+        return set(adapter.rows.keys(self.session, spec, adapter.rows.by_key(spec, read)))
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; return the holders, including those of skipped
@@ -196,13 +196,13 @@ class Slots:
 
     def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
         slots, adapter = self.slots, self.adapter
-        theirs = and_(adapter.keys.one_of(slots, slots["claimed_by"], holders), is_held(slots))
+        theirs = and_(adapter.rows.one_of(slots, slots["claimed_by"], holders), is_held(slots))
         held = self._held(theirs, len(holders))
         if not held:
             return set()
         keys = list(held)
-        named = and_(adapter.keys.key_in(slots, keys), theirs)
-        statement = write(slots, named if waits else adapter.locking.passing_over(slots, named), values)
+        named = and_(adapter.rows.key_in(slots, keys), theirs)
+        statement = write(slots, named if waits else adapter.rows.skip_locked_rows(slots, named), values)
         changed = adapter.rows.change(self.session, slots, statement, keys, waits=waits)
         return {held[key] for key in changed} if waits else set(held.values())
 
@@ -214,7 +214,7 @@ class Slots:
         """
         read = select(*self.slots.primary_key, self.slots["claimed_by"]).where(theirs)
         held = self._holders(self.session, read)
-        if len(held) < count and self.adapter.transactions.may_change_unseen(
+        if len(held) < count and self.adapter.connections.may_change_unseen(
             self.session.connection(self.slots.bind_arguments)
         ):
             with separate_session(self.session, self.slots.bind_arguments) as own:
@@ -227,7 +227,7 @@ class Slots:
 
 def _slot_batches(adapter: Adapter, slots: QueueSpec, items: Sequence[T]) -> Iterator[Sequence[T]]:
     # a statement identifies each slot by a key of two columns, and by its holder
-    size = max(adapter.keys.most(slots) // 3, 1)
+    size = max(adapter.rows.most(slots) // 3, 1)
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -350,8 +350,8 @@ class LimitedClaim:
         Reads without locks.
         """
         key = self.spec["limit_key"]
-        keys = [name for name in passed if name is not None][: self.adapter.keys.most(self.spec)]
-        others = [or_(key.is_(None), ~self.adapter.keys.one_of(self.spec, key, keys))] if keys else []
+        keys = [name for name in passed if name is not None][: self.adapter.rows.most(self.spec)]
+        others = [or_(key.is_(None), ~self.adapter.rows.one_of(self.spec, key, keys))] if keys else []
         if None in passed:
             others.append(key.is_not(None))
         steps, number = picks(self.spec, [*where, *others], order), limit
@@ -367,7 +367,7 @@ class LimitedClaim:
         for step in steps:
             if len(found) < number:
                 pick = step(number - len(found))
-                seen = self.adapter.locking.looking(pick, *self.spec.primary_key, self.spec["limit_key"])
+                seen = self.adapter.rows.select_candidates(pick, *self.spec.primary_key, self.spec["limit_key"])
                 rows: Any = self.adapter.rows.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found
@@ -395,7 +395,7 @@ class LimitedClaim:
     ) -> Iterable[tuple[Any, Claim]]:
         """Claim the chosen tasks, each only if it still has the key whose slot it is to hold."""
         keys = [(identity, key) for key, identities in chosen.items() for identity in identities]
-        for some in self.adapter.keys.batches(self.spec, keys):
+        for some in self.adapter.rows.batches(self.spec, keys):
             together: dict[Key, list[Identity]] = defaultdict(list)
             for identity, key in some:
                 together[key].append(identity)
@@ -404,7 +404,7 @@ class LimitedClaim:
             yield from self.claim_some([*where, named], len(some), named=True)
 
     def _named(self, identities: Sequence[Identity]) -> Criterion:
-        return self.adapter.keys.key_in(self.spec, identities)
+        return self.adapter.rows.key_in(self.spec, identities)
 
     def _has(self, key: Key) -> Criterion:
         column = self.spec["limit_key"]
@@ -428,9 +428,9 @@ class LimitedClaim:
     def _free(self, needed: Mapping[str, int]) -> dict[str, Free]:
         """Return the slots that seem to be free, for those keys that have slots."""
         found: dict[str, list[int]] = {}
-        for some in self.adapter.keys.batches(self.slots, list(needed)):
+        for some in self.adapter.rows.batches(self.slots, list(needed)):
             most = max(needed[key] for key in some) + 2  # slot 0, and one more to detect that there are more
-            named = self.adapter.keys.one_of(self.slots, self.slots["slot_key"], some)
+            named = self.adapter.rows.one_of(self.slots, self.slots["slot_key"], some)
             rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, named, most))
             for key, number in rows:
                 found.setdefault(key, []).extend([number] if number else ())
@@ -440,32 +440,33 @@ class LimitedClaim:
         slots = self.slots
         state = (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
         for some in _slot_batches(self.adapter, self.slots, seen):
-            where = (self.adapter.keys.key_in(slots, some),)
+            where = (self.adapter.rows.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            yield from self.adapter.claims.lock(self.session, pick, holds=self.lease is FOREVER)
+            yield from self.adapter.rows.lock(self.session, pick, locks_only=self.lease is FOREVER)
 
     def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
         """Lock other slots of a key, because other transactions have locked some."""
         slots = self.slots
         where = [slots["slot_key"] == key, is_usable(slots, slots.table), ~is_draining(slots, slots.table)]
         if own:
-            where.append(~self.adapter.keys.key_in(slots, own))
+            where.append(~self.adapter.rows.key_in(slots, own))
         locked: list[Identity] = []
         for step in picks(slots, where, ()):
             if len(locked) < count:
-                locked += self.adapter.claims.lock(self.session, step(count - len(locked)), holds=self.lease is FOREVER)
+                pick = step(count - len(locked))
+                locked += self.adapter.rows.lock(self.session, pick, locks_only=self.lease is FOREVER)
         return locked
 
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
         """Write the holding claim to each locked slot."""
         slots, name = self.slots, self.slots["claimed_by"]
         for part in _slot_batches(self.adapter, self.slots, pairs):
-            some = self.adapter.keys.padded(slots, part)
+            some = self.adapter.rows.padded(slots, part)
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
             values = dict(claim_assignments(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
-            keys = self.adapter.keys.key_in(slots, [slot for slot, _ in some])
-            statement = self.adapter.keys.by_key(slots, write(slots, keys, list(values.items())))
+            keys = self.adapter.rows.key_in(slots, [slot for slot, _ in some])
+            statement = self.adapter.rows.by_key(slots, write(slots, keys, list(values.items())))
             self.adapter.rows.execute(self.session, slots, statement)
 
 

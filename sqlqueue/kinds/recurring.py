@@ -244,10 +244,10 @@ class Renewals:
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
         mine = self._fenced.write([(spec["claimed_by"], spec["claimed_by"])])
         found: dict[Identity, Run] = {}
-        for keys in adapter.keys.batches(spec, sorted(mine)):
+        for keys in adapter.rows.batches(spec, sorted(mine)):
             # a locking read: at REPEATABLE READ, a plain SELECT would return the snapshot's values
-            latest = read.where(adapter.keys.key_in(spec, keys)).with_for_update(key_share=True)
-            by_key = adapter.keys.by_key(spec, latest)
+            latest = read.where(adapter.rows.key_in(spec, keys)).with_for_update(key_share=True)
+            by_key = adapter.rows.by_key(spec, latest)
             for row in adapter.rows.execute(self._fenced.session, spec, by_key):
                 width = len(spec.primary_key)
                 found[tuple(row[:width])] = Run(*row[width:])

@@ -148,7 +148,7 @@ class FencedClaims:
         """Execute the statement that ``make`` builds from the fence; return the primary keys of the changed rows."""
         if not self.claims:
             return set()
-        fence, keys = self.fence, self.adapter.keys
+        fence, keys = self.fence, self.adapter.rows
         spec, identities, marks = fence.spec, self.identities, fence.marks(self.claims)
         are_alike = len(set(marks)) == 1
         parameters = None
@@ -169,25 +169,25 @@ class FencedClaims:
 
     def _unlocked(self, mine: Criterion) -> Criterion:
         """Exclude locked rows if the settlement does not wait for them."""
-        return mine if self.fence.waits else self.adapter.locking.passing_over(self.fence.spec, mine)
+        return mine if self.fence.waits else self.adapter.rows.skip_locked_rows(self.fence.spec, mine)
 
     def criterion(self) -> Criterion:
         """Return the criterion of the rows that these claims still hold."""
         fence, spec, marks = self.fence, self.fence.spec, self.fence.marks(self.claims)
-        keys = self.adapter.keys.key_in(spec, self.identities)
+        keys = self.adapter.rows.key_in(spec, self.identities)
         if len(set(marks)) == 1:
             marked = (column == mark for column, mark in zip(fence.marked, marks[0], strict=True))
             return fence.unsettled(and_(*marked, keys))
         # also the keys alone, so that an index finds the rows
         columns, rows = (*spec.primary_key, *fence.marked), _rows(self.identities, marks)
-        return fence.unsettled(and_(keys, self.adapter.keys.rows_in(spec, columns, rows)))
+        return fence.unsettled(and_(keys, self.adapter.rows.rows_in(spec, columns, rows)))
 
     def _criterion_named(self, count: int, *, are_alike: bool) -> Criterion:
         """Return :meth:`criterion` for ``count`` keys and the marks, as parameters."""
         fence, spec = self.fence, self.fence.spec
-        keys = self.adapter.keys.keys_named(spec, count)
+        keys = self.adapter.rows.keys_named(spec, count)
         if not are_alike:
-            return fence.unsettled(and_(keys, self.adapter.keys.rows_in(spec, (*spec.primary_key, *fence.marked))))
+            return fence.unsettled(and_(keys, self.adapter.rows.rows_in(spec, (*spec.primary_key, *fence.marked))))
         named = zip(fence.marked, _MARKS, strict=False)
         return fence.unsettled(and_(*(column == bindparam(name, type_=column.type) for column, name in named), keys))
 

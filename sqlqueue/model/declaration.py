@@ -402,7 +402,7 @@ def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Raise an error with the fix for a task without a key if the server generates none; called before an insert."""
     if task.__queue_spec__.unnumbered:
-        adapter_for(connection.dialect).inserts.check_keys(task.__queue_spec__, [instance_state(task).dict])
+        adapter_for(connection.dialect).rows.check_keys(task.__queue_spec__, [instance_state(task).dict])
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:

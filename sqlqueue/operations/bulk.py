@@ -59,10 +59,10 @@ def limited(
     wanted = criterion if free is None else and_(criterion, free)
     changed, before = 0, list[Identity]()
     while changed < limit:
-        keys = _first(adapter, session, spec, wanted, min(limit - changed, adapter.keys.most(spec)), among=among)
+        keys = _first(adapter, session, spec, wanted, min(limit - changed, adapter.rows.most(spec)), among=among)
         if not keys or keys == before:  # the same rows as in the last round: they cannot be changed
             break
-        changed += change(and_(criterion, adapter.keys.key_in(spec, keys)))
+        changed += change(and_(criterion, adapter.rows.key_in(spec, keys)))
         before = keys
     return changed
 
@@ -92,7 +92,7 @@ def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) 
     """Return the claim index's order if it contains running tasks and only these are wanted: they are far fewer than
     all due tasks.
     """
-    by_claims = set(among) == {Status.RUNNING} and adapter.schema.indexes_all
+    by_claims = set(among) == {Status.RUNNING} and adapter.inspection.indexes_all
     return spec.ready_order if by_claims else spec.due_order
 
 
@@ -134,10 +134,10 @@ def in_batches(
         found = adapter.rows.keys(session, spec, select(*spec.primary_key).where(criterion).limit(most))
         session.commit()
         keys = [key for key in found if key not in tried]
-        size = min(size, adapter.keys.most(spec))
+        size = min(size, adapter.rows.most(spec))
         for start in range(0, len(keys), size):
             some = keys[start : start + size]
-            changed = change(adapter.keys.key_in(spec, some))
+            changed = change(adapter.rows.key_in(spec, some))
             session.commit()
             if changed < len(some):
                 kept.update(some)
@@ -197,13 +197,13 @@ def _end_running(
     adapter, ended = open_(session, spec, Access.CHANGE), 0
 
     def write_to(some: Sequence[Identity], criterion: Criterion) -> list[Identity]:
-        writing = write(spec, and_(adapter.keys.key_in(spec, some), criterion), values)
+        writing = write(spec, and_(adapter.rows.key_in(spec, some), criterion), values)
         return list(adapter.rows.change(session, spec, writing, some))
 
-    for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen))):
+    for some in adapter.rows.batches(spec, adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen))):
         changed = write_to(some, and_(chosen, is_held(spec)))
         if changed:
-            claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, changed))
+            claims = last_claims(adapter, session, spec, adapter.rows.key_in(spec, changed))
             if spec.is_limited:
                 Slots(session, adapter, spec).free(claims)
             record(adapter, session, claims, end)
@@ -237,14 +237,14 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     if limit is not None:
         count("limit", limit)
     adapter = open_(session, spec, Access.SKIP)
-    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)
+    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.inspection.indexes_all)
     rescued = 0
     while limit is None or rescued < limit:
-        number = adapter.keys.most(spec) if limit is None else min(limit - rescued, adapter.keys.most(spec))
-        keys = adapter.claims.lock(session, crashed(number))
+        number = adapter.rows.most(spec) if limit is None else min(limit - rescued, adapter.rows.most(spec))
+        keys = adapter.rows.lock(session, crashed(number))
         if not keys:
             break
-        claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
+        claims = last_claims(adapter, session, spec, adapter.rows.key_in(spec, keys))
         fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
         mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
         others.write(values)
@@ -271,9 +271,9 @@ def _reread(session: Session, adapter: Adapter, spec: QueueSpec) -> None:
     tasks = {spec.identity_of(task): task for task in session.identity_map.values() if isinstance(task, spec.entity)}
     loaded = [key for key, task in tasks.items() if status in instance_state(task).dict]
     names = [spec.attributes[role] for role in spec.columns]
-    for some in adapter.keys.batches(spec, loaded):
-        read = select(*spec.primary_key, *spec.columns.values()).where(adapter.keys.key_in(spec, some))
-        rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
+    for some in adapter.rows.batches(spec, loaded):
+        read = select(*spec.primary_key, *spec.columns.values()).where(adapter.rows.key_in(spec, some))
+        rows: Any = adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read))
         width = len(spec.primary_key)
         for row in rows:
             task = tasks.pop(tuple(row[:width]))

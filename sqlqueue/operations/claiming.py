@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, and_
@@ -20,7 +20,7 @@ from .._support import checks
 from .._support.checks import count, duration
 from .._support.errors import ArgumentError, Claim, new_token
 from ..dialects.base import Adapter
-from ..dialects.statements import Parameters, Taking
+from ..dialects.statements import ClaimRequest, Parameters
 from ..kinds.limits import LimitedClaim
 from ..kinds.recurring import skip_runs
 from ..lifecycle.fence import TOKEN, Fence, FencedClaims
@@ -90,7 +90,7 @@ def scoped(session: Session, query: ClaimQuery) -> ClaimQuery:
 
 def _check_order(adapter: Adapter, pick: Pick) -> None:
     """Raise :class:`.ArgumentError` for an order that no index has, on engines that lock the rows that they sort."""
-    if pick.index is not None and not adapter.locking.orders_freely:
+    if pick.index is not None and not adapter.rows.locks_after_sorting:
         name = adapter.product.name
         raise ArgumentError(
             f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
@@ -293,43 +293,44 @@ class ClaimCall:
             while len(tasks) < limit:
                 pick = step(limit - len(tasks))
                 if passed:
-                    pick = pick.without(adapter.keys.key_in(spec, passed))
+                    pick = pick.without(adapter.rows.key_in(spec, passed))
                 if query.order:
                     _check_order(adapter, pick)
-                taking = Taking(
+                request = ClaimRequest(
                     pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
                 )
                 records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
-                taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
-                if not taking.unreadable:
+                claim = partial(_claim_recorded, adapter) if records else adapter.rows.lock_and_write
+                taken = claim(session, request)
+                if not request.unreadable:
                     tasks += taken
                     break
                 self._until = min(self._until, time.monotonic() + PATIENCE)
-                set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
+                set_aside(adapter, session, spec, request.unreadable, claimed=bool(assignments))
                 # a claim that has to search for its rows also finds those of the step before
                 before = {spec.identity_of(task) for task in tasks}
                 tasks += [task for task in taken if spec.identity_of(task) not in before]
-                passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
+                passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in request.unreadable)]
                 if self.is_over:
                     return tasks
         return tasks
 
 
-def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
-    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
+def _claim_recorded(adapter: Adapter, session: Session, request: ClaimRequest) -> list[Any]:
+    """Claim tasks as :meth:`.Rows.lock_and_write` does, and record the attempts of those whose claimers have crashed.
 
     The rows are locked first: afterwards they show only the new claim.
     """
-    pick, tasks = taking.pick, list[Any]()
+    pick, tasks = request.pick, list[Any]()
     spec = pick.spec
-    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
-        named = adapter.keys.key_in(spec, some)
+    for some in adapter.rows.batches(spec, adapter.rows.lock(session, pick)):
+        named = adapter.rows.key_in(spec, some)
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
         chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
-        taken = adapter.claims.take(session, replace(taking, pick=chosen))
+        taken = adapter.rows.lock_and_write(session, replace(request, pick=chosen))
         found = {spec.identity_of(task) for task in taken}
-        if taking.assignments:  # otherwise, setting rows aside records them
-            found.update(each.identity for each in taking.unreadable)
+        if request.assignments:  # otherwise, setting rows aside records them
+            found.update(each.identity for each in request.unreadable)
         record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
         tasks += taken
     return tasks
@@ -349,9 +350,9 @@ def _prepare_locked(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> 
     if history_of(spec.table.metadata) is not None:
         record(adapter, session, [claim_in(task) for task in left], ABANDONED)
     crashed = [task for task in left if is_token_of_worker(getattr(task, spec.attributes["claim_token"]))]
-    for some in adapter.keys.batches(spec, [spec.identity_of(task) for task in crashed]):
-        taken_over = write(spec, adapter.keys.key_in(spec, some), takeover_assignments(spec))
-        adapter.rows.execute(session, spec, adapter.keys.by_key(spec, taken_over))
+    for some in adapter.rows.batches(spec, [spec.identity_of(task) for task in crashed]):
+        taken_over = write(spec, adapter.rows.key_in(spec, some), takeover_assignments(spec))
+        adapter.rows.execute(session, spec, adapter.rows.by_key(spec, taken_over))
     for task in crashed:
         session.refresh(task, [spec.attributes["max_attempts"], spec.attributes["crashes"]])
 

@@ -58,7 +58,7 @@ def translating(
     try:
         yield
     except DBAPIError as error:
-        if not adapter.errors.is_duplicate(error):
+        if not adapter.connections.is_duplicate(error):
             raise
         raise _duplicate(spec, rows, handled=handled) from error
 
@@ -81,10 +81,10 @@ def hidden(spec: QueueSpec, row: Mapping[str, Any]) -> DuplicateTaskError:
 def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec, statement: Insert) -> bool:
     """Execute an INSERT of one row, after which the transaction can continue.  Returns false if its key exists."""
     try:
-        with adapter.transactions.tentative(session):
+        with adapter.connections.tentative(session):
             adapter.rows.execute(session, spec, statement)
     except DBAPIError as error:
-        if not adapter.errors.is_duplicate(error):
+        if not adapter.connections.is_duplicate(error):
             raise
         return False
     return True
@@ -210,9 +210,9 @@ class Conflicts:
         """
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
-        for some in adapter.keys.batches(spec, meets):
-            same = or_(*adapter.keys.padded(spec, some))
-            if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), same)):
+        for some in adapter.rows.batches(spec, meets):
+            same = or_(*adapter.rows.padded(spec, some))
+            if adapter.rows.exists(session, spec, and_(adapter.rows.key_in(spec, mine), same)):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} with lease=None: complete"
                     " it before enqueueing it again, or claim it with a lease"
@@ -230,7 +230,7 @@ class Conflicts:
         can_upsert = len(ways) == 1 and (self.on_conflict == "ignore" or not self.scope)
         statement = self._upsert(names, ways[0]) if can_upsert else None
         if statement is not None:
-            if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
+            if adapter.rows.key_before_row and ways[0].columns != spec.primary_key:
                 rows = self._not_there(session, rows, ways[0], self._replacement(names, ways[0]), common)
             if rows:
                 adapter.rows.execute(session, spec, statement.values(common), rows)
@@ -241,7 +241,7 @@ class Conflicts:
 
     def _upsert(self, names: Sequence[str], by: UniqueBy) -> Any:
         """Return the statement that inserts columns ``names`` or handles the conflict; ``None`` if there is none."""
-        spec, inserts = self.spec, self.adapter.inserts
+        spec, inserts = self.spec, self.adapter.rows
         key = (inserts, by, tuple(names), self.on_conflict, self.version)
         return spec.made.get(key, lambda: inserts.upsert(spec, by, self._guarded(self._replacement(names, by))))
 
@@ -257,11 +257,11 @@ class Conflicts:
             (new if seen.isdisjoint(keys) else rest).append(row)
             seen |= keys
         try:
-            with adapter.transactions.tentative(session):
+            with adapter.connections.tentative(session):
                 if new:
                     adapter.rows.execute(session, spec, insert(spec.table).values(common), new)
         except DBAPIError as error:
-            if not adapter.errors.is_duplicate(error):
+            if not adapter.connections.is_duplicate(error):
                 raise
             return list(rows)
         return rest
@@ -270,11 +270,11 @@ class Conflicts:
         """Return the keys of ``rows`` that exist in the table."""
         adapter, spec, found = self.adapter, self.spec, set[_Key]()
         for by in ways:
-            for some in adapter.keys.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
+            for some in adapter.rows.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
                 if by.columns == spec.primary_key:
-                    read = adapter.keys.by_key(spec, select(*by.columns).where(adapter.keys.key_in(spec, some)))
+                    read = adapter.rows.by_key(spec, select(*by.columns).where(adapter.rows.key_in(spec, some)))
                 else:
-                    named = adapter.keys.one_of(spec, by.columns[0], [key for (key,) in some])
+                    named = adapter.rows.one_of(spec, by.columns[0], [key for (key,) in some])
                     read = select(*by.columns).where(named)
                 found |= {(by, *row) for row in adapter.rows.execute(session, spec, read)}
         return found
@@ -316,10 +316,10 @@ class Conflicts:
             if lost is not None and not found:
                 raise lost  # the conflict is with another unique key
             try:
-                with adapter.transactions.tentative(session):
+                with adapter.connections.tentative(session):
                     adapter.rows.execute(session, spec, insert(spec.table).values(row))
             except DBAPIError as error:
-                if not adapter.errors.is_duplicate(error):
+                if not adapter.connections.is_duplicate(error):
                     raise
                 lost = error
             else:
@@ -331,8 +331,8 @@ class Conflicts:
         """Return the ``rows`` without a visible conflict; update the existing rows of the others by primary key."""
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
-        for some in self.adapter.keys.batches(self.spec, [row[column.name] for row in rows]):
-            named = self.adapter.keys.one_of(self.spec, column, some)
+        for some in self.adapter.rows.batches(self.spec, [row[column.name] for row in rows]):
+            named = self.adapter.rows.one_of(self.spec, column, some)
             found = select(column, *self.spec.primary_key).where(named)
             there.update((row[0], [tuple(row[1:])]) for row in self.adapter.rows.execute(session, self.spec, found))
         rest: list[Row] = []
@@ -353,7 +353,7 @@ class Conflicts:
         if latest:
             found = found.with_for_update()
         return adapter.rows.keys(
-            session, spec, adapter.keys.by_key(spec, found) if by.columns == spec.primary_key else found
+            session, spec, adapter.rows.by_key(spec, found) if by.columns == spec.primary_key else found
         )
 
     def _update(
@@ -363,11 +363,11 @@ class Conflicts:
         one.
         """
         adapter, spec, proposed = self.adapter, self.spec, _literals(self.spec, row)
-        same = and_(adapter.keys.key_in(spec, keys), mine)
+        same = and_(adapter.rows.key_in(spec, keys), mine)
         newer = None if self.version is None else is_newer(self.version, proposed)
         # in the criterion, since Oracle has no CASE of a LOB and a parameter
         chosen = and_(same, *self.scope, *([] if newer is None else [newer]))
-        if adapter.rows.count(session, spec, adapter.keys.by_key(spec, write(spec, chosen, replace(proposed)))):
+        if adapter.rows.count(session, spec, adapter.rows.by_key(spec, write(spec, chosen, replace(proposed)))):
             return True
         if newer is not None and self._is_late(session, and_(same, *self.scope), newer):
             return True
@@ -381,7 +381,7 @@ class Conflicts:
         SQL Server and SQLite have no FOR UPDATE, and read the committed version, or that of this transaction.
         """
         told = select(case((newer, literal_column("1")), else_=literal_column("0"))).where(same).with_for_update()
-        return self.adapter.rows.execute(session, self.spec, self.adapter.keys.by_key(self.spec, told)).scalar() == 0
+        return self.adapter.rows.execute(session, self.spec, self.adapter.rows.by_key(self.spec, told)).scalar() == 0
 
 
 def _key_of(row: Row, by: UniqueBy) -> _Key:

@@ -68,7 +68,7 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
 
     with translating(adapter, spec, rows):
         values = complete() if made or processed else map(tuple, map(dict.values, rows))
-        adapter.inserts.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
+        adapter.rows.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
 
 
 def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
@@ -234,9 +234,9 @@ def _enqueue_rows(
     if not rows:
         return
     adapter = open_(session, spec, Access.READ if options.on_conflict == "raise" else Access.CHANGE)
-    adapter.inserts.check_keys(spec, rows)
+    adapter.rows.check_keys(spec, rows)
     if options.on_conflict != "raise":
-        adapter.inserts.check_blanks(spec, rows)
+        adapter.rows.check_blanks(spec, rows)
     fixed = _delayed(spec, options.delay)
     if spec.recurs and not fixed:
         _plan(session, adapter, spec, rows)
@@ -247,7 +247,7 @@ def _enqueue_rows(
         if options.copy:
             copy_rows(session, adapter, spec, rows)
         elif options.on_conflict == "raise":
-            if adapter.inserts.sends_values_alone and len(rows) > 1:
+            if adapter.rows.sends_values_alone and len(rows) > 1:
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:

@@ -116,13 +116,13 @@ def prune_history(
     if older_than is not None:
         refuse_if_restricted(session, adapter, spec, "prune_history(older_than=...)")
     attempts = replace(spec, table=table, primary_key=(table.c.id,))
-    if limit is None and not adapter.locking.sweeps_by_key:
+    if limit is None and not adapter.rows.sweeps_by_key:
         return adapter.rows.count(session, attempts, delete(table).where(*old))
-    deleted, most = 0, adapter.keys.most(attempts)
+    deleted, most = 0, adapter.rows.most(attempts)
     while size := most if limit is None else min(most, limit - deleted):
         some = adapter.rows.keys(session, attempts, select(table.c.id).where(*old).limit(size))
-        named = delete(table).where(adapter.keys.key_in(attempts, some))
-        gone = adapter.rows.count(session, attempts, adapter.keys.by_key(attempts, named)) if some else 0
+        named = delete(table).where(adapter.rows.key_in(attempts, some))
+        gone = adapter.rows.count(session, attempts, adapter.rows.by_key(attempts, named)) if some else 0
         deleted += gone
         if len(some) < size or not gone:
             break
@@ -158,7 +158,7 @@ def attempts_of(session: Session, adapter: Adapter, spec: QueueSpec, where: Sequ
     found = history_of(spec.table.metadata)
     if found is None or where or spec.inherited is not None:
         return None
-    return None if adapter.server.hides_rows(session.connection(spec.bind_arguments), spec) else found
+    return None if adapter.inspection.hides_rows(session.connection(spec.bind_arguments), spec) else found
 
 
 def identity_of(spec: QueueSpec, key: str) -> Identity | None:

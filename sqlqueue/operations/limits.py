@@ -57,10 +57,10 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
         values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
         if numbers:
             keys = [(key, number) for number in numbers]
-            adapter.rows.change(session, slots, write(slots, adapter.keys.key_in(slots, keys), values), keys)
+            adapter.rows.change(session, slots, write(slots, adapter.rows.key_in(slots, keys), values), keys)
     if gone:
         keys = [(key, number) for number in gone]
-        adapter.rows.change(session, slots, remove(slots, adapter.keys.key_in(slots, keys)), keys)
+        adapter.rows.change(session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
     first = max(used + idle, default=0) + 1
     make(session, adapter, slots, ((key, number) for number in range(first, first + limit - len(kept))))
 

@@ -137,7 +137,7 @@ class Window:
                 row = self.adapter.rows.execute(session, self.spec, self._row(number, columns)).first()
                 return None if row is None else tuple(row)
             except Exception as error:
-                if not self.adapter.errors.is_of_row(error):
+                if not self.adapter.connections.is_of_row(error):
                     raise
             number, back = number - back, 2 * back
         return None
@@ -153,7 +153,7 @@ class Window:
     def _first(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
         rows = self.rows or (self.spec.primary_key[0].is_not(None),)
         reading = select(*columns).where(and_(*rows)).order_by(*(term.expression for term in self.order))
-        return self.adapter.locking.advising(self.spec, self.index, reading)
+        return self.adapter.rows.prefer_index(self.spec, self.index, reading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class Windows:
             (DUE, self._divided(_due(spec), terms, spec.due_order)),
             ((Status.AVAILABLE,), self._divided((is_available(spec),), terms, spec.ready_order)),
         ]
-        if self.adapter.schema.indexes_all:
+        if self.adapter.inspection.indexes_all:
             found = [((status,), self._in_claim_order(status, terms)) for status in (*DUE, Status.AVAILABLE, *FINAL)]
         elif finds_finished(self.adapter, spec):
             found.append((FINAL, self.finished(and_(spec["finished_at"].is_not(None), is_final(spec)), terms)))
@@ -256,7 +256,7 @@ class Windows:
 
 def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
     """Return the order of tasks in this state, which an index has."""
-    if status is Status.AVAILABLE or (status is not None and adapter.schema.indexes_all):
+    if status is Status.AVAILABLE or (status is not None and adapter.inspection.indexes_all):
         # the position of a page cannot contain NULL
         if not any(getattr(term.column, "nullable", True) for term in spec.ready_order):
             return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
@@ -272,7 +272,7 @@ def places_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Seque
 
 def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
     """Return whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
-    partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
+    partial = {spec.index_name("due")} if adapter.inspection.partial_index is not None else set[str]()
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
         for index in spec.table.indexes
@@ -299,7 +299,7 @@ def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
 
 def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
     """Return whether an index of all rows begins with a column for which ``term`` is an equality."""
-    option = adapter.schema.predicate_option
+    option = adapter.inspection.predicate_option
     whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
     firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]
     unique = (each for each in spec.table.constraints if isinstance(each, UniqueConstraint))
@@ -373,7 +373,7 @@ def find_all(
         )
         return rows.unique().all()
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
         wanted = select(*spec.primary_key).select_from(spec.mapper.persist_selectable)
         keys = adapter.rows.keys(session, spec, choosing(wanted, within(session, spec, where)))
@@ -476,7 +476,7 @@ def _loaded(
         return []
     spec = spec_of(entity)
     # without other criteria or an order, for which SQLite might scan another index
-    criterion = adapter.keys.key_in(spec, keys)
+    criterion = adapter.rows.key_in(spec, keys)
     found = {key_of(spec, task): task for task in find_all(session, entity, criterion, options=options)}
     return [found[key] for key in keys if key in found]
 

@@ -141,7 +141,7 @@ def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tupl
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)
-    return (~adapter.keys.one_of(spec, spec["topic"], topics),) if topics else ()
+    return (~adapter.rows.one_of(spec, spec["topic"], topics),) if topics else ()
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:

@@ -138,7 +138,7 @@ class _Pruning:
         while limit is None or deleted < limit:
             room = None if limit is None else limit - deleted
             keys, before = self._candidates(room), (deleted, len(self._protected))
-            deleted += sum(self._delete(some) for some in self._adapter.keys.batches(self._spec, keys))
+            deleted += sum(self._delete(some) for some in self._adapter.rows.batches(self._spec, keys))
             # without progress, the snapshot is old and shows rows that others have deleted
             if room is None or len(keys) < room or before == (deleted, len(self._protected)):
                 return Pruned(deleted, self._count_protected())
@@ -147,8 +147,8 @@ class _Pruning:
     def _candidates(self, limit: int | None) -> list[Identity]:
         free = [~reference for reference in self._references]
         found = [
-            ~self._adapter.keys.key_in(self._spec, some)
-            for some in self._adapter.keys.batches(self._spec, self._protected)
+            ~self._adapter.rows.key_in(self._spec, some)
+            for some in self._adapter.rows.batches(self._spec, self._protected)
         ]
         matching = select(*self._spec.primary_key).where(self._old, *free, *found).limit(limit)
         return self._adapter.rows.keys(self._session, self._spec, matching)
@@ -157,9 +157,9 @@ class _Pruning:
         """Delete the rows of ``keys`` that are not protected; return how many."""
         try:
             with self._undone_if_it_fails():
-                return self._remove(and_(self._adapter.keys.key_in(self._spec, keys), self._old))
+                return self._remove(and_(self._adapter.rows.key_in(self._spec, keys), self._old))
         except DBAPIError as error:
-            if not self._adapter.errors.is_referenced(error):
+            if not self._adapter.connections.is_referenced(error):
                 raise
         if len(keys) == 1:
             self._protected += keys
@@ -170,14 +170,14 @@ class _Pruning:
     def _undone_if_it_fails(self) -> AbstractContextManager[object]:
         if _is_spread(self._spec):
             return self._session.begin_nested()
-        return self._adapter.transactions.tentative(self._session)
+        return self._adapter.connections.tentative(self._session)
 
     def _remove(self, criterion: Criterion) -> int:
         spec, session, rows = self._spec, self._session, self._adapter.rows
         if not _is_spread(spec):
-            return rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
+            return rows.count(session, spec, self._adapter.rows.by_key(spec, remove(spec, criterion)))
         # by key, not as instances: a row that cannot be read is deleted as well
-        keys = rows.keys(session, spec, self._adapter.locking.named(spec, criterion, waits=True))
+        keys = rows.keys(session, spec, self._adapter.rows.select_by_key(spec, criterion, waits=True))
         for table in reversed(sort_tables(_tables(spec))) if keys else ():
             rows.delete(session, replace(spec, table=table, primary_key=tuple(table.primary_key)), keys)
         return len(keys)

@@ -128,23 +128,23 @@ def _with_free_keys(
         return step(criterion), []
     adapter = open_(session, spec, Access.CHANGE)
     try:
-        with adapter.transactions.tentative(session):
+        with adapter.connections.tentative(session):
             return step(criterion), []
     except DuplicateTaskError:
         every = select(*spec.primary_key).where(criterion).order_by(*spec.primary_key)
-        parts = [list(some) for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, every))]
+        parts = [list(some) for some in adapter.rows.batches(spec, adapter.rows.keys(session, spec, every))]
     changed, taken = 0, list[Identity]()
     while parts:
         part = parts.pop()
-        chosen = and_(criterion, adapter.keys.key_in(spec, part))
+        chosen = and_(criterion, adapter.rows.key_in(spec, part))
         free = set(adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen, ~_is_taken(spec))))
         taken += [key for key in part if key not in free]
         keys = [key for key in part if key in free]
         if not keys:
             continue
         try:
-            with adapter.transactions.tentative(session):
-                changed += step(and_(criterion, adapter.keys.key_in(spec, keys)))
+            with adapter.connections.tentative(session):
+                changed += step(and_(criterion, adapter.rows.key_in(spec, keys)))
         except DuplicateTaskError:
             half = len(keys) // 2
             parts += [keys[half:], keys[:half]] if half else []

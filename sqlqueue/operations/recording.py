@@ -202,9 +202,9 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], end: Att
         "claimed_by": [claim.claimed_by for claim in claims],
         "started_at": [claim.claimed_at for claim in claims],
     }
-    make = partial(adapter.inserts.alike, history.table, tuple(same), tuple(different), "finished_at")
-    statement = spec.made.get((adapter.inserts, "alike"), make)
-    adapter.rows.execute(session, spec, statement, adapter.inserts.alike_values(same, different))
+    make = partial(adapter.rows.insert_alike, history.table, tuple(same), tuple(different), "finished_at")
+    statement = spec.made.get((adapter.rows, "alike"), make)
+    adapter.rows.execute(session, spec, statement, adapter.rows.alike_values(same, different))
 
 
 def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Criterion) -> list[Claim]:
@@ -216,12 +216,12 @@ def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Crit
     def read(claimed_at: ColumnElement[Any]) -> Any:
         values = (*(spec[role] for role in ("attempt", "claim_token", "claimed_by")), claimed_at)
         statement = select(*spec.primary_key, *values).where(named)
-        return adapter.rows.execute(session, spec, adapter.keys.by_key(spec, statement)).all()
+        return adapter.rows.execute(session, spec, adapter.rows.by_key(spec, statement)).all()
 
     try:
         rows = read(spec["claimed_at"])
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
         rows = read(cast(null(), spec["claimed_at"].type))
     width = len(spec.primary_key)

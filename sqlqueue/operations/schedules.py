@@ -80,7 +80,7 @@ def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[A
     """End the recurrence of the chosen tasks and apply the assignments in ``given``; return how many."""
     running, mine = is_held(spec), ledger_of(session).locked(spec.table)
     if mine:
-        running = or_(running, open_(session, spec).keys.key_in(spec, mine))
+        running = or_(running, open_(session, spec).rows.key_in(spec, mine))
     return change(session, spec, chosen, [*given, *stop_assignments(spec, running)])
 
 
@@ -347,7 +347,7 @@ class _Declaring:
     def _insert(self, identity: Identity) -> bool:
         """Insert a declared task; return False if another process was faster."""
         spec, row = self._spec, dict(self._declaration.tasks[identity])
-        self._adapter.inserts.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
+        self._adapter.rows.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
         moment = spec["available_at"].name
         if moment not in row:
             row[moment] = first_run(self._session, spec, row[spec["schedule"].name])
@@ -380,18 +380,18 @@ class _Declaring:
     def _present(self, identities: Sequence[Identity], *, latest: bool = False) -> dict[Identity, Row[Any]]:
         """Return the rows with these keys; for a ``unique_key`` that no row has, the last row that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
-        for some in self._adapter.keys.batches(self._spec, identities):
+        for some in self._adapter.rows.batches(self._spec, identities):
             found |= self._select(declaration.key, self._named(some), latest=latest)
         absent = [identity for identity in identities if identity not in found]
         if declaration.by_unique_key:
             former = self._spec["former_key"]
-            for some in self._adapter.keys.batches(self._spec, absent):
-                named = self._adapter.keys.one_of(self._spec, former, [key for (key,) in some])
+            for some in self._adapter.rows.batches(self._spec, absent):
+                named = self._adapter.rows.one_of(self._spec, former, [key for (key,) in some])
                 found |= self._select((former,), named, latest=latest)
         return found
 
     def _named(self, identities: Sequence[Identity]) -> Criterion:
-        keys = self._adapter.keys
+        keys = self._adapter.rows
         if not self._declaration.by_unique_key:
             return keys.key_in(self._spec, identities)
         (column,) = self._declaration.key
@@ -404,7 +404,7 @@ class _Declaring:
         if latest:
             statement = statement.with_for_update(read=True)
         if not self._declaration.by_unique_key:
-            statement = self._adapter.keys.by_key(self._spec, statement)
+            statement = self._adapter.rows.by_key(self._spec, statement)
         return self._rows(key, statement)
 
     def _selecting(self, criterion: Criterion) -> Select[Any]:

@@ -34,7 +34,7 @@ def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tu
 
 def is_restricted(session: Session, adapter: Adapter, spec: QueueSpec) -> bool:
     """Return whether the session sees only some of the queue's tasks: by its criteria, or by row-level security."""
-    return bool(scope_of(session, spec)) or adapter.server.hides_rows(session.connection(spec.bind_arguments), spec)
+    return bool(scope_of(session, spec)) or adapter.inspection.hides_rows(session.connection(spec.bind_arguments), spec)
 
 
 def refuse_if_restricted(session: Session, adapter: Adapter, spec: QueueSpec, what: str) -> None:

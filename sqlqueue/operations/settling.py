@@ -501,14 +501,14 @@ def _settle_with_error(
         adapter = _open(session, spec)
         connection = session.connection(spec.bind_arguments)
         # to release the outermost savepoint would commit on SQLite
-        adapter.transactions.begin_to_claim(connection, spec, fresh=False)
+        adapter.connections.begin_to_claim(connection, spec, fresh=False)
         try:
             with connection.begin_nested():  # an error ends a transaction of PostgreSQL
                 lost = _settle_holds(session, holds, settlement)
         except Exception as rejection:
-            if not adapter.errors.is_rejection(rejection):
+            if not adapter.connections.is_rejection(rejection):
                 if isinstance(rejection, DBAPIError):  # after a deadlock on MySQL, the savepoint is missing
-                    raise adapter.errors.reason(rejection) from rejection.orig
+                    raise adapter.connections.reason(rejection) from rejection.orig
                 raise
             lost = _settle_holds(session, holds, settlement_of(ascii_text(text)))
     if lost:
@@ -558,7 +558,7 @@ def _apply(
 ) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
     spec, lost = fence.spec, list[Claim]()
-    for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
+    for some in chain.from_iterable(adapter.rows.batches(spec, each) for each in _of_different_rows(claims)):
         kept = settlement.write(FencedClaims(adapter, session, fence, some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
@@ -592,7 +592,7 @@ def _makes_claimable(session: Session, adapter: Adapter, spec: QueueSpec, holds:
     if not spec.has_unique_keys or settlement.status in (Status.CANCELLED, Status.SCHEDULED):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
-    available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))
+    available = (and_(adapter.rows.key_in(spec, some), is_available(spec)) for some in adapter.rows.batches(spec, keys))
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 

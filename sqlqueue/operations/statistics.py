@@ -189,7 +189,7 @@ def stats_by(
     try:
         found = read(each.c.divided_by)
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
         found = read(cast(each.c.divided_by, String(255)))
     rows: dict[V, list[Any]] = {}
@@ -282,7 +282,7 @@ class _Count:
         try:
             rows = self._rows(asked)
         except Exception as error:
-            if not self.adapter.errors.is_of_row(error):
+            if not self.adapter.connections.is_of_row(error):
                 raise
             none = cast(null(), self.spec["available_at"].type)  # instead of a time that cannot be read
             rows = self._rows([replace(each, moments=dict.fromkeys(each.moments, none)) for each in asked])

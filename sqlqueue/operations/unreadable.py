@@ -59,7 +59,7 @@ def set_aside(
     nothing of the rows but the queue's own columns.
     """
     ledger_of(session).unreadable += rows
-    for some in adapter.keys.batches(spec, rows):
+    for some in adapter.rows.batches(spec, rows):
         alike = defaultdict[_Aside, list[Identity]](list)
         errors = _errors(adapter, session, spec, [each.identity for each in some])
         for identity, error in some:
@@ -92,7 +92,7 @@ def moments_read(
     try:
         return adapter.rows.execute(session, spec, asked(representable)).all()
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
         return adapter.rows.execute(session, spec, asked(_unknown)).all()
 
@@ -105,12 +105,12 @@ def _errors(
     adapter: Adapter, session: Session, spec: QueueSpec, identities: Sequence[Identity]
 ) -> dict[Identity, str | None]:
     """Return the errors of rows, as far as these can be read."""
-    read = select(*spec.primary_key, spec["error"]).where(adapter.keys.key_in(spec, identities))
+    read = select(*spec.primary_key, spec["error"]).where(adapter.rows.key_in(spec, identities))
     try:
-        rows = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)).all()
+        rows = adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read)).all()
         return {tuple(row[:-1]): row[-1] for row in rows}
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
     parts = ([identity] for identity in identities if len(identities) > 1)
     return {key: text for part in parts for key, text in _errors(adapter, session, spec, part).items()}
@@ -130,7 +130,7 @@ def _aside(spec: QueueSpec, error: Exception, before: str | None) -> _Aside:
 def _write(
     adapter: Adapter, session: Session, spec: QueueSpec, identities: Sequence[Identity], aside: _Aside, *, claimed: bool
 ) -> None:
-    named = adapter.keys.key_in(spec, identities)
+    named = adapter.rows.key_in(spec, identities)
     if history_of(spec.table.metadata) is not None:
         outcome = AttemptOutcome.SNOOZED if aside.delay is not None else AttemptOutcome.DISCARDED
         ended = last_claims(adapter, session, spec, named if claimed else and_(named, is_held(spec)))
@@ -156,7 +156,7 @@ def _write(
             (spec["available_at"], utcnow(aside.delay)),
             (spec["finished_at"], null()),
         ]
-    adapter.rows.execute(session, spec, adapter.keys.by_key(spec, write(spec, named, values)))
+    adapter.rows.execute(session, spec, adapter.rows.by_key(spec, write(spec, named, values)))
 
 
 def say(spec: QueueSpec, identity: Identity, text: str) -> None:

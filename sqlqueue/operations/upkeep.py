@@ -139,7 +139,7 @@ def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int
     """Return the claims with tokens within ``bounds`` that still hold their rows, and how often each task has
     crashed."""
     ready, due = picks(spec, within(session, spec))
-    step = ready if adapter.schema.indexes_all else due  # running tasks are few, but due tasks can be many
+    step = ready if adapter.inspection.indexes_all else due  # running tasks are few, but due tasks can be many
     state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
     pick = replace(step(1), state=state, exact=False)
     roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
@@ -155,8 +155,8 @@ def _suspect_locked(
     """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim."""
     values = [(spec["crashes"], spec["crashes"] + literal_column("1")), (spec["error"], text)]
     changed: list[Identity] = []
-    for some in adapter.keys.batches(spec, [each.identity for each in started]):
-        unfinished = adapter.keys.key_in(spec, some) & ~is_final(spec)
+    for some in adapter.rows.batches(spec, [each.identity for each in started]):
+        unfinished = adapter.rows.key_in(spec, some) & ~is_final(spec)
         changed += adapter.rows.change(session, spec, write(spec, unfinished, values), some)
     return [Claim(spec.entity, identity, 0) for identity in changed]
 
@@ -190,7 +190,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
             return seen
         row: Any = adapter.rows.execute(session, spec, select(*_moments(adapter, ready, waiting), utcnow())).one()
     except Exception as error:
-        if not adapter.errors.is_of_row(error):
+        if not adapter.connections.is_of_row(error):
             raise
         return Poll(timedelta(0), early=False)  # a time that cannot be read, such as text or February 30
     return _result(*row)
@@ -202,7 +202,7 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
     Polling one part after another takes much longer.
     """
     (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
-    look = adapter.locking.looking
+    look = adapter.rows.select_candidates
     parts = (look(each, column).scalar_subquery() for each in (every_ready, every_waiting))
     asked = select(*_moments(adapter, every_ready, every_waiting), utcnow(), *parts)
     row: Any = adapter.rows.execute(session, ready.spec, asked).one()
@@ -216,7 +216,7 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
 def _moments(adapter: Adapter, ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     moment = ready.spec["available_at"]
     shown = representable(moment).label("moment")
-    first, waits = (adapter.locking.looking(each, shown).scalar_subquery() for each in (ready, waiting))
+    first, waits = (adapter.rows.select_candidates(each, shown).scalar_subquery() for each in (ready, waiting))
     # evaluated only if no task is ready: there can be a great many ready tasks, with early ones among them
     each = [select(func.min(moment)).where(is_early(ready.spec), *part.where) for part in ready.parts]
     early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("every_early").c[0]))
@@ -246,8 +246,8 @@ def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit:
     adapter = open_(session, spec, Access.SKIP)
     _, due = picks(spec, within(session, spec, where), ())
     pick = due(limit)
-    keys = adapter.claims.lock(session, pick)
-    return sum(_promote(session, adapter, pick, some) for some in adapter.keys.batches(spec, keys))
+    keys = adapter.rows.lock(session, pick)
+    return sum(_promote(session, adapter, pick, some) for some in adapter.rows.batches(spec, keys))
 
 
 def _promote(session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
@@ -256,7 +256,7 @@ def _promote(session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Iden
     waiting = replace(pick, state=(*pick.state, present_status(spec) != state(Status.RUNNING)))
     changed = _become(Status.AVAILABLE, session, adapter, waiting, keys)
     held = [key for key in keys if key not in changed]
-    claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, held)) if held else []
+    claims = last_claims(adapter, session, spec, adapter.rows.key_in(spec, held)) if held else []
     lost = settle_some(session, claims, RELEASED_AFTER_LEASE, waits=False)
     return len(changed) + len(claims) - len(lost)
 
@@ -276,13 +276,15 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
     ready, _ = picks(spec, within(session, spec, where), ())
     keys = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
     available = replace(ready(limit), state=(is_available(spec),))
-    first = adapter.locking.looking(available, *keys, spec["available_at"].label("moment")).subquery("first_available")
+    first = adapter.rows.select_candidates(available, *keys, spec["available_at"].label("moment")).subquery(
+        "first_available"
+    )
     early = select(*(first.c[key.name] for key in keys)).where(first.c.moment > utcnow())
     postponed = 0
-    for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, early)):
-        named = (adapter.keys.key_in(spec, some),)
+    for some in adapter.rows.batches(spec, adapter.rows.keys(session, spec, early)):
+        named = (adapter.rows.key_in(spec, some),)
         pick = Pick(spec=spec, state=(is_early(spec),), where=named, order=(), limit=len(some), index=None, exact=True)
-        locked = adapter.claims.lock(session, pick)
+        locked = adapter.rows.lock(session, pick)
         postponed += len(_become(Status.SCHEDULED, session, adapter, pick, locked)) if locked else 0
     return postponed
 
@@ -290,7 +292,7 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
 def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> set[Identity]:
     """Give the rows of ``keys`` that ``pick`` has locked another status; return their keys."""
     # not by key alone: on a small table, MySQL would scan, and wait for, all rows
-    named = and_(adapter.keys.key_in(pick.spec, keys), *pick.state)
+    named = and_(adapter.rows.key_in(pick.spec, keys), *pick.state)
     statement = write(pick.spec, named, [(pick.spec["status"], state(status))])
     return adapter.rows.change(session, pick.spec, statement, keys)
 
@@ -309,7 +311,7 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     """Return up to ``limit`` tasks that :func:`.rescue` would discard or reschedule.  Locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
-    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
+    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.inspection.indexes_all)(limit)
     column = spec.columns.get("attempts_before")
     before = literal_column("0") if column is None else column
     schedule = spec["schedule"] if spec.recurs else null()
@@ -328,10 +330,10 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     spec = spec_of(claims[0].entity)
     adapter, fence = open_(session, spec), Fence(spec=spec)
     found: set[tuple[Any, ...]] = set()
-    for some in adapter.keys.batches(spec, claims):
+    for some in adapter.rows.batches(spec, claims):
         mine = FencedClaims(adapter, session, fence, some).criterion()
         read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(mine)
-        found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)))
+        found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read)))
     return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
 
 

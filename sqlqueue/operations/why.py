@@ -225,15 +225,15 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
     pick = Pick(spec=spec, state=(), where=(named,), order=(), limit=1, index=None, exact=True)
     with separate_session(session, spec.bind_arguments) as own:
         if not adapter.rows.exists(own, spec, named):
-            if adapter.server.hides_rows(own.connection(spec.bind_arguments), spec):
+            if adapter.inspection.hides_rows(own.connection(spec.bind_arguments), spec):
                 return None  # a setting that only this transaction has may show the row
             return Reason(cause=Cause.UNCOMMITTED, text="it is not committed: only this transaction sees it")
         own.rollback()
-        free = adapter.claims.is_free(own, pick)
+        free = adapter.rows.is_free(own, pick)
         own.rollback()
     if free:
         return None
-    owner = adapter.server.lock_owner(session.connection(spec.bind_arguments), spec, identity)
+    owner = adapter.inspection.lock_owner(session.connection(spec.bind_arguments), spec, identity)
     whose = f"a transaction of {owner}" if owner else "a transaction that has not ended"
     return Reason(cause=Cause.LOCKED, text=f"its row is locked by {whose}", by=owner)
 

@@ -58,7 +58,7 @@ def unserved_functions(
 
 def _functions(session: Session, adapter: Adapter, spec: QueueSpec) -> Iterable[str]:
     """Return the functions that unfinished rows call, or where indexes hold all rows, those that any row calls."""
-    parts = [()] if adapter.schema.indexes_all else [(is_available(spec),), (is_due(spec),)]
+    parts = [()] if adapter.inspection.indexes_all else [(is_available(spec),), (is_due(spec),)]
     return dict.fromkeys(name for part in parts for name in _names(session, adapter, spec, part))
 
 
@@ -83,7 +83,9 @@ def _waiting(
     overdue = replace(due, state=(*due.state, present_status(spec) != state(Status.RUNNING)))
     oldest = (_oldest(adapter, each) for each in (ready, overdue))
     running = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), ~has_come(spec)), limit=_FIRST)
-    seen = adapter.locking.looking(running, spec["status"].label("status"), moment.label("moment")).subquery("seen")
+    seen = adapter.rows.select_candidates(running, spec["status"].label("status"), moment.label("moment")).subquery(
+        "seen"
+    )
     count = select(func.count()).where(seen.c.status == literal_column(f"'{Status.RUNNING.value}'"))
     asked = select(*oldest, count.scalar_subquery(), utcnow())
     row: Any = adapter.rows.execute(session, spec, asked).one()
@@ -93,7 +95,7 @@ def _waiting(
 
 
 def _oldest(adapter: Adapter, pick: Pick) -> Any:
-    first = adapter.locking.looking(pick, pick.spec["available_at"].label("moment")).subquery("first")
+    first = adapter.rows.select_candidates(pick, pick.spec["available_at"].label("moment")).subquery("first")
     return select(func.min(first.c.moment)).scalar_subquery()
 
 

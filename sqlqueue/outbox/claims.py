@@ -53,10 +53,10 @@ def first_of(adapter: Adapter, pick: Pick, near: int | None) -> Select[Any]:
     spec, whole = pick.spec, pick if pick.divided is None else replace(pick, index=pick.whole, divided=None)
     if near is None:
         found = pick.select(spec["message_key"], *spec.primary_key).where(is_first(spec)).limit(pick.limit)
-        return adapter.locking.along(whole, found)
+        return adapter.rows.use_index(whole, found)
     columns = [spec["message_key"], *spec.primary_key, *(term.column for term in pick.order)]
     named = [column.label(f"column_{n}") for n, column in enumerate(columns)]
-    nearest = adapter.locking.along(whole, pick.select(*named).limit(near)).subquery("nearest").c
+    nearest = adapter.rows.use_index(whole, pick.select(*named).limit(near)).subquery("nearest").c
     message_key, *rest = nearest
     key, order = rest[: len(spec.primary_key)], rest[len(spec.primary_key) :]
     by = [term.over(column) for term, column in zip(pick.order, order, strict=True)]
@@ -209,7 +209,7 @@ def _heads(session: Session, adapter: Adapter, query: _MessageQuery, passed: Seq
     for near in (NEAR, None):
         for step in picks(spec, query.where, ()):
             if room := query.limit - len(heads):
-                pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
+                pick = step(room).without(adapter.rows.key_in(spec, passed)) if passed else step(room)
                 rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(adapter, pick, near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
@@ -237,10 +237,10 @@ def _lock(session: Session, adapter: Adapter, query: _MessageQuery, identities: 
     """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
     spec, claimable = query.spec, query.claimable
     found: set[Identity] = set()
-    for some in adapter.keys.batches(spec, identities):
-        state = (adapter.keys.key_in(spec, some), claimable)
+    for some in adapter.rows.batches(spec, identities):
+        state = (adapter.rows.key_in(spec, some), claimable)
         named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
-        found.update(adapter.claims.lock(session, named))
+        found.update(adapter.rows.lock(session, named))
     return found
 
 
@@ -254,8 +254,8 @@ def _take(
     """Write the claims and return the keys written.  The criterion is repeated, since not all engines recheck it."""
     spec, claimable = query.spec, query.claimable
     found: set[Identity] = set()
-    for some in adapter.keys.batches(spec, identities):
-        taken = write(spec, and_(adapter.keys.key_in(spec, some), claimable), assignments)
+    for some in adapter.rows.batches(spec, identities):
+        taken = write(spec, and_(adapter.rows.key_in(spec, some), claimable), assignments)
         found |= adapter.rows.change(session, spec, taken, some)
     return found
 
@@ -264,7 +264,7 @@ def _abandoned(session: Session, adapter: Adapter, spec: QueueSpec, locked: Sequ
     """Return the claims of relays that have crashed, for the history: afterwards the rows show only the new ones."""
     if history_of(spec.table.metadata) is None:
         return []
-    keys = (adapter.keys.key_in(spec, some) for some in adapter.keys.batches(spec, locked))
+    keys = (adapter.rows.key_in(spec, some) for some in adapter.rows.batches(spec, locked))
     return [claim for key in keys for claim in last_claims(adapter, session, spec, and_(key, is_held(spec)))]
 
 

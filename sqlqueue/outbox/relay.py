@@ -364,7 +364,7 @@ class Relay(Worker):
             lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
         except Exception as error:
             adapter = adapter_for(self._database.engine(self._outbox.spec).dialect)
-            if is_plain or not adapter.errors.is_rejection(error):
+            if is_plain or not adapter.connections.is_rejection(error):
                 raise
             if len(outcomes) > 1:
                 for each in outcomes:

@@ -201,7 +201,7 @@ class Users:
 def _usable(url: str | URL) -> URL:
     """Return the parsed ``url``.  Raises :class:`.ArgumentError` if its driver cannot execute requests."""
     parsed = parsed_url(url)
-    adapter_for(parsed.get_dialect()()).requests.connect_arguments(parsed)
+    adapter_for(parsed.get_dialect()()).connections.request_arguments(parsed)
     return database_url(parsed)
 
 
@@ -225,7 +225,7 @@ class RequestExecutor:
             with _connected(url, adapter) as connection:
                 return self._executed(connection, request, limit)
         except DBAPIError as error:
-            if adapter.errors.is_outage(error):
+            if adapter.connections.is_outage(error):
                 raise
             raise _failed(adapter, error) from error
 
@@ -237,9 +237,9 @@ class RequestExecutor:
         with connection.begin() as transaction:
             try:
                 with watchdog:
-                    watchdog.interrupt = adapter.requests.interruption(connection)
-                    adapter.requests.limit_time(connection, limit)
-                    with adapter.requests.answer(connection, request) as answer:
+                    watchdog.interrupt = adapter.connections.interruption(connection)
+                    adapter.connections.limit_time(connection, limit)
+                    with adapter.connections.answer(connection, request) as answer:
                         told = response(answer, self.limit)
                     watchdog.check()
                     transaction.commit()  # may be slow, too
@@ -266,14 +266,14 @@ def _connected(url: URL, adapter: Adapter) -> Connection:
     A connection that is not ready in time is closed, which raises an outage: the host may be silent, or the user may
     have settings with which the first statements of a session do not end.
     """
-    limits = adapter.network.connect_limits(url.get_driver_name(), CONNECTING)
+    limits = adapter.connections.connect_limits(url.get_driver_name(), CONNECTING)
     unset = {name: limit for name, limit in limits.items() if name not in url.query}
-    arguments = {**unset, **adapter.requests.connect_arguments(url)}
+    arguments = {**unset, **adapter.connections.request_arguments(url)}
     engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
     watchdog = Watchdog(CONNECTING)
 
     def opened(driver: Any, _: object) -> None:
-        adapter.network.lift_limits(driver, unset)
+        adapter.connections.lift_connect_limits(driver, unset)
         watchdog.close = _closing(adapter, driver)
 
     event.listen(engine, "connect", opened, insert=True, once=True)  # before statements that prepare the connection
@@ -285,12 +285,12 @@ def _closing(adapter: Adapter, driver: Any) -> Callable[[], object] | None:
     """Return a function that shuts the socket of a driver's connection down; ``None`` if there is none or it is
     unknown."""
     try:
-        descriptor = adapter.network.descriptor(driver) if adapter.network.is_there else None
+        descriptor = adapter.connections.descriptor(driver) if adapter.connections.has_network else None
         return None if descriptor is None else Socket(descriptor).shut_down
     except Exception:
         return None  # a driver may raise anything if the connection was just lost; the next statement will fail
 
 
 def _failed(adapter: Adapter, error: DBAPIError) -> RequestFailed:
-    code = adapter.errors.code(error) or type(error.orig).__name__
+    code = adapter.connections.error_code(error) or type(error.orig).__name__
     return RequestFailed(f"{code}: {error.orig}", code=code)

@@ -179,7 +179,7 @@ class TestClaims(Suite):
         assert claim(sessions) == []
 
     def test_locked_tasks_are_passed_over(self, sessions: QueueSessions, adapter: Adapter) -> None:
-        if adapter.locking.one_writer:
+        if adapter.rows.one_writer:
             pytest.skip("the engine has one writer at a time, so nothing is locked by others")
         enqueue(sessions, *numbered(5))
         with sessions() as first, sessions() as second:
@@ -197,7 +197,7 @@ class TestClaims(Suite):
                 try:
                     jobs = claim(sessions, limit=3)
                 except DBAPIError as error:
-                    if not adapter.errors.is_transient(error):
+                    if not adapter.connections.is_transient(error):
                         raise
                     continue
                 names += [job.name for job in jobs]
@@ -479,8 +479,8 @@ class TestEngine(Suite):
         enqueue(sessions, {"unique_key": "k"})
         with sessions() as session, pytest.raises(DBAPIError) as raised:
             session.execute(insert(JOBS).values(unique_key="k", name=""))
-        assert adapter.errors.is_duplicate(raised.value)
-        assert not adapter.errors.is_referenced(raised.value)
+        assert adapter.connections.is_duplicate(raised.value)
+        assert not adapter.connections.is_referenced(raised.value)
 
     def test_a_foreign_key_violation_is_recognized_by_its_code(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(1))
@@ -488,28 +488,28 @@ class TestEngine(Suite):
             session.execute(insert(CHILDREN).values(job_id=session.scalar(select(Job.id))))
             with pytest.raises(DBAPIError) as raised:
                 session.execute(delete(JOBS))
-        assert adapter.errors.is_referenced(raised.value)
-        assert not adapter.errors.is_duplicate(raised.value)
+        assert adapter.connections.is_referenced(raised.value)
+        assert not adapter.connections.is_duplicate(raised.value)
 
     def test_a_conflict_victim_may_be_retried(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(2))
-        error = _one_writer_too_many(sessions) if adapter.locking.one_writer else _deadlock(sessions)
-        assert adapter.errors.is_transient(error)
-        assert not adapter.errors.is_duplicate(error)
+        error = _one_writer_too_many(sessions) if adapter.rows.one_writer else _deadlock(sessions)
+        assert adapter.connections.is_transient(error)
+        assert not adapter.connections.is_duplicate(error)
 
     def test_a_programming_error_is_neither_transient_nor_an_outage(
         self, sessions: QueueSessions, adapter: Adapter
     ) -> None:
         with sessions() as session, pytest.raises(DBAPIError) as raised:
             session.connection().exec_driver_sql("SELECT nothing FROM no_such_table_of_sqlqueue")
-        assert not adapter.errors.is_transient(raised.value)
-        assert not adapter.errors.is_outage(raised.value)
+        assert not adapter.connections.is_transient(raised.value)
+        assert not adapter.connections.is_outage(raised.value)
 
     def test_a_statement_that_fails_leaves_the_transaction(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, {"name": "there", "unique_key": "k"})
         with sessions.begin() as session:
             session.enqueue(Job, [{"name": "before"}])
-            with pytest.raises(DBAPIError), adapter.transactions.tentative(session):
+            with pytest.raises(DBAPIError), adapter.connections.tentative(session):
                 session.execute(insert(JOBS).values(unique_key="k", name=""))
             session.enqueue(Job, [{"name": "after"}])
         assert [row.name for row in stored(sessions)] == ["there", "before", "after"]

@@ -72,7 +72,7 @@ def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Ad
         fresh = bind.engine not in ledger.begun and not isinstance(bind, Connection)
         adapter = ledger.opened[bind, spec, access] = _begin(session, spec, access, bind, fresh=fresh)
     elif access in _SKIPPING:  # the driver's transaction can end before the session's: on SQLite, with a savepoint
-        adapter.transactions.begin_to_claim(session.connection(spec.bind_arguments), spec, fresh=False)
+        adapter.connections.begin_to_claim(session.connection(spec.bind_arguments), spec, fresh=False)
     if not is_flushing(session):
         session.flush()
     return adapter
@@ -85,18 +85,18 @@ def _begin(session: Session, spec: QueueSpec, access: Access, bind: Engine | Con
     """
     if access in _LOADING:
         check_engine(session, spec, spec.selecting)
-    transactions = adapter_for(bind.dialect).transactions
-    if access is not Access.READ and fresh and transactions.level(bind.engine) != READ_COMMITTED:
+    connections = adapter_for(bind.dialect).connections
+    if access is not Access.READ and fresh and connections.level(bind.engine) != READ_COMMITTED:
         with wrapping(bind.dialect):
             _begin_read_committed(session, spec)
     connection = session.connection(spec.bind_arguments)
     if access in _SKIPPING:
-        transactions.check_level(connection)
-        transactions.begin_to_claim(connection, spec, fresh=fresh)
+        connections.check_level(connection)
+        connections.begin_to_claim(connection, spec, fresh=fresh)
     adapter = adapter_for(connection.dialect)  # knows more after the first connection of an engine
-    adapter.server.verify(connection)
+    adapter.inspection.verify(connection)
     if access is Access.HOLD:
-        adapter.server.check_locks(connection)
+        adapter.inspection.check_locks(connection)
     return adapter
 
 

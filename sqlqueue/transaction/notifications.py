@@ -45,7 +45,7 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
     # PostgreSQL prepares no transaction that has notified
     if spec.options.notify and not is_sent and not session.twophase:
         connection = session.connection(spec.bind_arguments)
-        adapter_for(connection.dialect).notifications.notify(connection, name)
+        adapter_for(connection.dialect).connections.notify(connection, name)
         news.sent[innermost(session)].add(name)
 
 

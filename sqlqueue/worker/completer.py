@@ -103,7 +103,7 @@ class Completer:
 
     def _passes(self, error: BaseException) -> bool:
         # the rejection by a trigger or a constraint may be an operational error too, and would never pass
-        return passes(error, self._adapter) and not self._adapter.errors.is_rejection(error)
+        return passes(error, self._adapter) and not self._adapter.connections.is_rejection(error)
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome, _ in batch]

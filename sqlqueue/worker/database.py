@@ -53,13 +53,17 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
     temporary."""
     told = as_driver_error(error)
     if told is not None:
-        return told.connection_invalidated or adapter.errors.is_temporary(told)
+        return told.connection_invalidated or adapter.connections.is_temporary(told)
     return isinstance(error, (PoolTimeoutError, OSError))
 
 
 def is_conflict(error: BaseException, adapter: Adapter) -> bool:
     """Return whether a transaction failed because of another one, on a server that responds."""
-    return isinstance(error, DBAPIError) and not adapter.errors.is_outage(error) and adapter.errors.is_transient(error)
+    return (
+        isinstance(error, DBAPIError)
+        and not adapter.connections.is_outage(error)
+        and adapter.connections.is_transient(error)
+    )
 
 
 class Backoff:

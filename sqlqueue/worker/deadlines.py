@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event
 
 from .._support.processes import Socket, keep_alive
 from ..dialects import adapter_for
-from ..dialects.connections import Network, Undo
+from ..dialects.connections import Connections, Undo
 from ..operations.recording import spoken
 from .reports import Liveness, logger
 from .threads import FairLock, soon
@@ -91,7 +91,7 @@ def observe(engine: Engine) -> None:
     """
     if engine in _tracked:
         return
-    pool = _tracked[engine] = _TrackedPool(adapter_for(engine.dialect).network)
+    pool = _tracked[engine] = _TrackedPool(adapter_for(engine.dialect).connections)
     event.listen(engine, "do_connect", pool.on_connecting)
     event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
     event.listen(engine, "checkout", pool.on_checkout)
@@ -118,15 +118,15 @@ def write_in_turn(engine: Engine) -> None:
     The database itself makes writers poll, with growing pauses: of many threads, most would sleep while nothing is
     written.
     """
-    transactions = adapter_for(engine.dialect).transactions
-    written = transactions.single_writer(engine)
+    connections = adapter_for(engine.dialect).connections
+    written = connections.single_writer(engine)
     if written is None:
         return
     lock = _single_writers.setdefault(written, FairLock())
 
     def before_execution(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
         owned_by = owner.get()
-        if owned_by is not None and transactions.begins_to_write(statement):
+        if owned_by is not None and connections.begins_to_write(statement):
             owned_by.writes(lock, is_async=connection.dialect.is_async)
 
     event.listen(engine, "before_cursor_execute", before_execution)
@@ -145,8 +145,8 @@ def shut_down_idle(engines: Iterable[Engine]) -> None:
 class _TrackedPool:
     """The tracked connections of one engine."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self.within: timedelta | None = None
         """The time limit of dead connections, or ``None`` if they are not tracked yet."""
         self._given: set[str] = set()
@@ -158,7 +158,7 @@ class _TrackedPool:
     def on_connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
         if self.within is None:
             return
-        for name, limit in self._network.connect_limits(dialect.driver, min(self.within, CONNECT)).items():
+        for name, limit in self._connections.connect_limits(dialect.driver, min(self.within, CONNECT)).items():
             if name not in options:
                 options[name] = limit
                 self._given.add(name)
@@ -166,7 +166,7 @@ class _TrackedPool:
     def on_connect(self, _: object, record: Any) -> None:
         if self.within is None:
             return
-        self._network.lift_limits(record.driver_connection, self._given)
+        self._connections.lift_connect_limits(record.driver_connection, self._given)
         self._socket_of(record, self.within)
 
     def on_checkout(self, _: object, record: Any, proxy: Any) -> None:
@@ -178,9 +178,9 @@ class _TrackedPool:
         owned_by = owner.get()
         if owned_by is not None:
             record.info[_OWNER] = owned_by
-            owned_by.checked_out(record, CheckedOut(sock, proxy) if self._network.is_there else None)
+            owned_by.checked_out(record, CheckedOut(sock, proxy) if self._connections.has_network else None)
             if owned_by.call_limit is not None:
-                record.info[_UNDO] = self._network.limit_calls(record.driver_connection, owned_by.call_limit)
+                record.info[_UNDO] = self._connections.limit_calls(record.driver_connection, owned_by.call_limit)
 
     def on_checkin(self, _: object, record: Any) -> None:
         owned_by = record.info.pop(_OWNER, None)
@@ -207,7 +207,7 @@ class _TrackedPool:
 
     def _open_socket(self, connection: Any, within: timedelta) -> Socket | None:
         try:
-            descriptor = self._network.descriptor(connection) if self._network.is_there else None
+            descriptor = self._connections.descriptor(connection) if self._connections.has_network else None
             if descriptor is None:
                 return None
             keep_alive(descriptor, within)

@@ -251,7 +251,7 @@ class Executor:
             try:
                 return self._in_session(job)
             except DBAPIError as error:
-                if not left or not self.adapter.errors.is_transient(error):
+                if not left or not self.adapter.connections.is_transient(error):
                     raise
                 job.settling = False
                 self.run_again(job, error, TRIES - left)
@@ -358,9 +358,9 @@ class Executor:
         It may be another database's, or the outage may be caused by the task itself, for example by a statement that is
         too large for the server.
         """
-        errors = self.adapter.errors
-        is_conflict = isinstance(error, DBAPIError) and errors.is_transient(error)
-        return is_conflict or errors.is_outage(error) or isinstance(error, (PoolTimeoutError, NoResponse))
+        connections = self.adapter.connections
+        is_conflict = isinstance(error, DBAPIError) and connections.is_transient(error)
+        return is_conflict or connections.is_outage(error) or isinstance(error, (PoolTimeoutError, NoResponse))
 
     def may_return(self, job: Job) -> bool:
         """Return whether the task may be handed back without counting the attempt."""

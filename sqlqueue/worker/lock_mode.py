@@ -228,7 +228,7 @@ class LockingTransactions:
                 self._write_apart(transaction.name, job, ended)
         if culprit is None:
             return
-        if tries > 1 and isinstance(error, DBAPIError) and self._executor.adapter.errors.is_transient(error):
+        if tries > 1 and isinstance(error, DBAPIError) and self._executor.adapter.connections.is_transient(error):
             self._runs_one = True
             self._executor.run_again(culprit, error, 1 + TRIES - tries)
             self._transact(self._named(culprit.claim.identity), 1, alone=alone, tries=tries - 1)

@@ -78,12 +78,12 @@ def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports
         names.setdefault(engine, set()).add(name)
     found = list[Notifier]()
     for engine, some in names.items():
-        notifications, driver = adapter_for(engine.dialect).notifications, engine.dialect.driver
-        listener = notifications.listener(driver)
+        connections, driver = adapter_for(engine.dialect).connections, engine.dialect.driver
+        listener = connections.listener(driver)
         if listener is not None:
             found.append(Notifier(engine, listener, some, database, reports))
-        elif notifications.listeners:
-            able = ", ".join(sorted(notifications.listeners))
+        elif connections.listeners:
+            able = ", ".join(sorted(connections.listeners))
             text = "the driver %s cannot listen for notifications, so new tasks wait for the next poll; these can: %s"
             logger.warning(text, driver, able)
     return found

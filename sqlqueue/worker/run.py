@@ -251,7 +251,7 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
     """Check the schema of a queue.  ``needs_locks``: it has handlers of ``mode="lock"``."""
     connection = session.connection(spec.bind_arguments)
     if needs_locks:
-        adapter_for(connection.dialect).server.check_locks(connection)
+        adapter_for(connection.dialect).inspection.check_locks(connection)
     verify_queues(connection, [spec])
     if spec.recurs and lacks_zones():  # is logged for each schedule, instead of when its task is claimed
         in_use = select(spec["schedule"]).where(spec["schedule"].is_not(None), spec["finished_at"].is_(None)).distinct()

@@ -44,7 +44,7 @@ def test_a_schema_with_missing_parts_is_reported(healthy: Database, name: str) -
 def test_a_primary_key_by_which_statements_fail_keeps_workers_from_starting(
     healthy: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = adapter_for(healthy.session_engine.dialect).server
+    server = adapter_for(healthy.session_engine.dialect).inspection
 
     def broken(_: Any, spec: Any) -> Iterator[Finding]:
         yield Finding.of(spec, Severity.ERROR, "key-index", "no statement finds a task by key", "declare the key")

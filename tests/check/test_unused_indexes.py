@@ -64,4 +64,4 @@ def test_sessions_whose_sql_has_another_meaning(healthy: Database) -> None:
 def _plan(connection: Connection) -> Any:
     adapter = adapter_for(connection.dialect)
     ready, _ = picks(Post.__queue_spec__, [], ())
-    return adapter.plans.of(connection, adapter.locking.picking(ready(1), Post.__queue_spec__["status"]))
+    return adapter.inspection.plan(connection, adapter.rows.select_locking(ready(1), Post.__queue_spec__["status"]))

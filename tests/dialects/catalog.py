@@ -79,15 +79,15 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
     with engine.connect() as connection:
         # without a server there are no rows for textual statements
         with suppress(ResourceClosedError):
-            list(adapter.server.findings(connection))
+            list(adapter.inspection.server_findings(connection))
         for model in (Task, Document, Outgoing, Report):
             with suppress(ResourceClosedError):
-                list(adapter.server.table_findings(connection, model.__queue_spec__))
-                list(adapter.server.key_findings(connection, model.__queue_spec__))
-        adapter.server.missing_privileges(connection, spec, live)
-        adapter.schema.descending(connection, spec.table, [])
-        adapter.schema.unusable(connection, spec.table)
-        adapter.schema.trigger_names(connection, spec.table)
+                list(adapter.inspection.table_findings(connection, model.__queue_spec__))
+                list(adapter.inspection.key_findings(connection, model.__queue_spec__))
+        adapter.inspection.missing_privileges(connection, spec, live)
+        adapter.inspection.descending(connection, spec.table, [])
+        adapter.inspection.unusable(connection, spec.table)
+        adapter.inspection.trigger_names(connection, spec.table)
     return {f"check {number}": statement for number, statement in enumerate(dict.fromkeys(log), 1)}
 
 

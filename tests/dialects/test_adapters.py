@@ -61,7 +61,7 @@ ACCEPTED = [
 @pytest.mark.parametrize(("name", "version", "banner", "needed"), REFUSED, ids=str)
 def test_old_versions_are_rejected(name: str, version: tuple[int, ...], banner: str, needed: str) -> None:
     with pytest.raises(UnsupportedDialectError) as refused:
-        adapters()[name].server.judge(version, banner)
+        adapters()[name].inspection.judge(version, banner)
     assert needed in str(refused.value)
     assert refused.value.dialect == name
     assert refused.value.version
@@ -71,7 +71,7 @@ def test_old_versions_are_rejected(name: str, version: tuple[int, ...], banner: 
 
 @pytest.mark.parametrize(("name", "version", "banner"), ACCEPTED, ids=str)
 def test_supported_versions_are_accepted(name: str, version: tuple[int, ...], banner: str) -> None:
-    adapters()[name].server.judge(version, banner)
+    adapters()[name].inspection.judge(version, banner)
 
 
 @pytest.mark.parametrize("operation", [sqlqueue.claim, sqlqueue.stats, sqlqueue.rescue])
@@ -207,9 +207,7 @@ def test_defaults_omit_adapters_without_an_installed_dialect(monkeypatch: pytest
     """For example that of CockroachDB, whose dialect is a separate package."""
 
     class Absent(PostgreSQL):
-        def __init__(self) -> None:
-            super().__init__()
-            self.product = replace(self.product, dialect="absent")
+        product = replace(PostgreSQL.product, dialect="absent")
 
     present = dict(adapters())
     monkeypatch.setattr("sqlqueue.dialects.adapters", lambda: {**present, "absent": Absent()})

@@ -13,7 +13,7 @@ from sqlalchemy.orm.exc import FlushError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.statements import Keys
+from sqlqueue.dialects.statements import Rows
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.harness import Database
@@ -36,7 +36,7 @@ def load(session: QueueSession, model: type[Any], number: int) -> None:
 
 
 def read_topics(session: QueueSession, model: type[Any], number: int) -> None:
-    spec, keys = model.__queue_spec__, adapter_for(session.get_bind().dialect).keys
+    spec, keys = model.__queue_spec__, adapter_for(session.get_bind().dialect).rows
     for some in keys.batches(spec, [f"topic {n}" for n in range(number)]):
         session.execute(select(spec["topic"]).where(keys.one_of(spec, spec["topic"], some)))
 
@@ -47,8 +47,8 @@ def enqueue(session: QueueSession, model: type[Any], number: int) -> None:
 
 def read_others(session: QueueSession, model: type[Any], number: int) -> None:
     spec, adapter = model.__queue_spec__, adapter_for(session.get_bind().dialect)
-    for some in adapter.keys.batches(spec, claims_of(model, number)):
-        named = adapter.keys.key_in(spec, [each.identity for each in some])
+    for some in adapter.rows.batches(spec, claims_of(model, number)):
+        named = adapter.rows.key_in(spec, [each.identity for each in some])
         session.execute(select(*spec.primary_key).where(~named))
 
 
@@ -82,7 +82,7 @@ def test_lists_of_all_lengths_have_few_texts(engine: str, call: str, model: type
 @pytest.mark.parametrize("engine", ["mssql", "oracle"])
 def test_a_list_ends_with_its_last_element(engine: str) -> None:
     dialect, spec = recording_engine(*ENGINES[engine])[0].dialect, Task.__queue_spec__
-    keys = adapter_for(dialect).keys
+    keys = adapter_for(dialect).rows
     padded = [keys.padded(spec, range(number)) for number in range(1, min(keys.most(spec), 500) + 1)]
     assert len({len(each) for each in padded}) == FEW
     for number, each in enumerate(padded, 1):
@@ -94,7 +94,7 @@ def test_a_list_ends_with_its_last_element(engine: str) -> None:
 
 @pytest.mark.parametrize("model", [Task, Seat, Visit])
 def test_padding_changes_no_result(db: Database, model: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keys, "pads", True)
+    monkeypatch.setattr(Rows, "pads_lists", True)
     own = {Seat: lambda n: {"line": "x", "number": n}, Visit: lambda n: {"limit_key": "ab"[n % 2]}}.get(
         model, lambda n: {}
     )

@@ -91,10 +91,10 @@ def found(
     for part, *rows in ((STATE, ("READ_WRITE", None, 5496)), SNAPSHOTS, *TABLE, *answers):
         answering(engine, part, *rows)
     with engine.connect() as connection:
-        server = adapter_for(engine.dialect).server
+        server = adapter_for(engine.dialect).inspection
         spec = None if of is None else of.__queue_spec__
         findings = (
-            [*server.findings(connection)]
+            [*server.server_findings(connection)]
             if spec is None
             else [*server.table_findings(connection, spec), *server.key_findings(connection, spec)]
         )
@@ -153,7 +153,7 @@ def test_modules_are_sought_by_the_full_name_of_the_table() -> None:
 
     engine.dialect.default_schema_name = "my shop"
     with engine.connect() as connection:
-        list(adapter_for(engine.dialect).server.table_findings(connection, Task.__queue_spec__))
+        list(adapter_for(engine.dialect).inspection.table_findings(connection, Task.__queue_spec__))
     assert "[my shop].task" in asked
 
 
@@ -183,7 +183,7 @@ def test_functions_and_views_are_no_modules_that_write() -> None:
             asked.extend(parameters.values())
 
     with engine.connect() as connection:
-        list(adapter_for(engine.dialect).server.table_findings(connection, Task.__queue_spec__))
+        list(adapter_for(engine.dialect).inspection.table_findings(connection, Task.__queue_spec__))
     assert {"IsView", "IsScalarFunction", "IsInlineFunction", "IsTableFunction"} <= set(asked)
 
 
@@ -192,7 +192,7 @@ def test_missing_permissions_are_recognized(number: int) -> None:
     told = ProgrammingError(
         "42000", f"[42000] [Microsoft][SQL Server]The permission was denied ({number}) (SQLExecDirectW)"
     )
-    assert adapter_for(engine_of()[0].dialect).errors.is_denied(DBAPIError(None, None, told))
+    assert adapter_for(engine_of()[0].dialect).connections.is_denied(DBAPIError(None, None, told))
 
 
 class Own(DeclarativeBase):

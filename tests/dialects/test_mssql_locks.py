@@ -193,7 +193,7 @@ def test_rows_selected_by_key_are_found_through_the_index_of_the_primary_key(ite
 
 
 def test_keys_of_several_columns_are_looked_up_in_a_table_of_values() -> None:
-    keys, dialect = adapters()["mssql"].keys, mssql.dialect(paramstyle="named")
+    keys, dialect = adapters()["mssql"].rows, mssql.dialect(paramstyle="named")
     seats, slots = Seat.__queue_spec__, Slot.__queue_spec__
     one, two = keys.key_in(seats, [("a", 1)]), keys.key_in(seats, [("a", 1), ("b", 2)])
     values = (
@@ -239,7 +239,7 @@ def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
 
 def test_writes_name_their_index_in_a_from_clause() -> None:
     """After the table, an index hint is an error (1069)."""
-    keys, dialect = adapters()["mssql"].keys, mssql.dialect(paramstyle="named")
+    keys, dialect = adapters()["mssql"].rows, mssql.dialect(paramstyle="named")
     tasks = Task.__queue_spec__
     mine = and_(tasks.key((7,)), exists().where(Mail.id == Task.id))
     writing = keys.by_key(tasks, write(tasks, mine, [(tasks["priority"], literal_column("1"))]))

@@ -182,7 +182,7 @@ def test_there_is_room_for_topics_that_are_paused() -> None:
 
 
 def test_topics_that_are_written_out_are_wide() -> None:
-    where = adapters()["mssql"].keys.one_of(Letter.__queue_spec__, Letter.__table__.c.topic, ["\u65e5\u672c's"] * MANY)
+    where = adapters()["mssql"].rows.one_of(Letter.__queue_spec__, Letter.__table__.c.topic, ["\u65e5\u672c's"] * MANY)
     engine, _ = recording_engine(*ENGINES["mssql"])
     text = str(where.compile(engine, compile_kwargs={"render_postcompile": True}))
     assert text.count("N'\u65e5\u672c''s'") == MANY
@@ -191,7 +191,7 @@ def test_topics_that_are_written_out_are_wide() -> None:
 def naming(name: str, model: type[QueueMixin], count: int) -> str:
     engine, _ = recording_engine(*ENGINES[name])
     spec = model.__queue_spec__
-    named = adapters()[name].keys.key_in(spec, [identity(model, 7_000 + n) for n in range(count)])
+    named = adapters()[name].rows.key_in(spec, [identity(model, 7_000 + n) for n in range(count)])
     return str(spec.table.delete().where(named).compile(engine, compile_kwargs={"render_postcompile": True}))
 
 

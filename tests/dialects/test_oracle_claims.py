@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ArgumentError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
-from sqlqueue.dialects.statements import Taking
+from sqlqueue.dialects.statements import ClaimRequest
 from sqlqueue.sql.selection import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED
@@ -72,7 +72,7 @@ def test_the_next_transaction_may_take_a_released_lock(model: Any, limit: int) -
     for step in (ready, due):
         log.clear()
         with QueueSession(engine) as session:
-            assert adapters()["oracle"].claims.lock(session, step(limit))
+            assert adapters()["oracle"].rows.lock(session, step(limit))
         block, keys = log
         assert block.startswith("DECLARE")
         assert CURSOR.search(block)
@@ -133,16 +133,16 @@ def test_one_statement_for_any_number_of_named_rows(
     monkeypatch: pytest.MonkeyPatch, engine: str, statements: int
 ) -> None:
     """On Oracle, the number decides whether rowids are returned as a LOB."""
-    claims: Any = adapters()[engine].claims
+    claims: Any = adapters()[engine].rows
     ready, _ = picks(Mail.__queue_spec__, [Mail.topic.in_(["a", "b"])])
     taken: list[Any] = []
 
-    def take(_: Any, taking: Taking) -> list[Any]:
-        taken.append(taking.pick)
+    def take(_: Any, request: ClaimRequest) -> list[Any]:
+        taken.append(request.pick)
         return []
 
-    monkeypatch.setattr(claims, "take", take)
+    monkeypatch.setattr(claims, "lock_and_write", take)
     pick = ready(5)
     for keys in ([(1,), (2,)], [(1,), (2,), (3,)]):
-        claims._take_keys(None, Taking(pick=pick), keys)
+        claims._write_keys(None, ClaimRequest(pick=pick), keys)
     assert len(set(map(id, taken))) == statements

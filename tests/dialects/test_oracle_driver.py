@@ -132,6 +132,6 @@ def test_a_limit_for_one_request_leaves_the_timeout_of_the_application() -> None
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         driver.call_timeout = 60_000
-        with adapter_for(engine.dialect).requests.time_limit(connection, timedelta(seconds=2)):
+        with adapter_for(engine.dialect).connections.time_limit(connection, timedelta(seconds=2)):
             assert driver.call_timeout == 2_000
         assert driver.call_timeout == 60_000

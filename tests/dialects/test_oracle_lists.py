@@ -140,7 +140,7 @@ def test_paused_topics_stay_below_the_limits(sent: Any) -> None:
 
 def test_all_rows_are_named() -> None:
     """The last list ends with its last key again, up to a power of two."""
-    named = adapters()["oracle"].keys.key_in(Task.__queue_spec__, [(n,) for n in range(MANY)])
+    named = adapters()["oracle"].rows.key_in(Task.__queue_spec__, [(n,) for n in range(MANY)])
     dialect = recording_engine(*ENGINES["oracle"])[0].dialect
     text = str(named.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
     assert len(re.findall(r":\w+", text)) == 1_000 + 1_000 + 512

@@ -34,13 +34,15 @@ def connected(*answers: tuple[Any, ...], version: tuple[int, ...] = (23, 0, 0)) 
     engine.dialect.default_schema_name = "ada"
     for part, *rows in (*HEALTHY, *answers):
         answering(engine, part, *rows)
-    return engine.connect(), adapter_for(engine.dialect).server
+    return engine.connect(), adapter_for(engine.dialect).inspection
 
 
 def found(*answers: tuple[Any, ...], of: type[Any] | None = None) -> list[Finding]:
     connection, server = connected(*answers)
     with connection:
-        return list(server.findings(connection) if of is None else server.table_findings(connection, of.__queue_spec__))
+        return list(
+            server.server_findings(connection) if of is None else server.table_findings(connection, of.__queue_spec__)
+        )
 
 
 @pytest.mark.parametrize("model", [None, Task, Listing, Document, Outgoing])
@@ -180,4 +182,4 @@ def test_missing_privileges_are_recognized(number: int, message: str, is_denied:
     connection, _ = connected()
     told = oracledb.DatabaseError(SimpleNamespace(code=number, full_code=f"ORA-{number:05}", message=message))
     with connection:
-        assert adapter_for(connection.dialect).errors.is_denied(DBAPIError(None, None, told)) is is_denied
+        assert adapter_for(connection.dialect).connections.is_denied(DBAPIError(None, None, told)) is is_denied

@@ -35,7 +35,7 @@ def test_statements_are_as_pinned(name: str) -> None:
         pytest.importorskip("sqlalchemy_cockroachdb")
     url, oldest = ENGINES[name]
     engine, log = recording_engine(url, oldest)
-    assert adapter_for(engine.dialect).server.product.minimum == oldest
+    assert adapter_for(engine.dialect).inspection.product.minimum == oldest
     found = statements(engine, log)
     if name in NEWEST:
         known = {*found.values()}

@@ -62,6 +62,6 @@ def adapter_of(url: URL) -> Adapter:
 def taken_for(adapter: Adapter, error: DBAPIError) -> str:
     """Return the classification of an error; all parts of a worker wait out errors of the server or of other
     transactions."""
-    kinds = [kind for kind in ("outage", "transient") if getattr(adapter.errors, f"is_{kind}")(error)]
+    kinds = [kind for kind in ("outage", "transient") if getattr(adapter.connections, f"is_{kind}")(error)]
     assert not kinds or passes(error, adapter)
     return " and ".join(kinds) or "neither"

@@ -12,7 +12,7 @@ from sqlalchemy import URL, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.connections import Network
+from sqlqueue.dialects.connections import Connections
 from tests.drivers.cases import ODBC, ODBC_ASYNC, url_of
 from tests.drivers.tds import GREETINGS, FakeServer
 from tests.support.harness import Database
@@ -20,18 +20,18 @@ from tests.support.harness import Database
 DRIVERS = {"asyncpg": "postgresql", "aiomysql": "mysql", "asyncmy": "mysql"}
 
 
-async def asked(url: URL, ask: Callable[[Network, Any], Any], **options: Any) -> Any:
-    """Return the result of ``ask`` for the network of an engine and a connection of its driver."""
+async def asked(url: URL, ask: Callable[[Connections, Any], Any], **options: Any) -> Any:
+    """Return the result of ``ask`` for the connections of an engine and a connection of its driver."""
     engine = create_async_engine(url, **options)
     async with engine.connect() as connection:
         raw = await connection.get_raw_connection()
-        found = ask(adapter_for(engine.dialect).network, raw.driver_connection)
+        found = ask(adapter_for(engine.dialect).connections, raw.driver_connection)
     await engine.dispose()
     return found
 
 
 async def advised(url: URL, **options: Any) -> Any:
-    return await asked(url, lambda network, driver: network.driver_advice(driver), **options)
+    return await asked(url, lambda connections, driver: connections.driver_advice(driver), **options)
 
 
 @pytest.fixture(params=DRIVERS)
@@ -55,20 +55,20 @@ def test_asynchronous_drivers(asynchronous: URL) -> None:
 
 @pytest.mark.requires("container")
 def test_the_sockets_of_asynchronous_drivers_are_found(asynchronous: URL) -> None:
-    assert asyncio.run(asked(asynchronous, lambda network, driver: network.descriptor(driver))) is not None
+    assert asyncio.run(asked(asynchronous, lambda connections, driver: connections.descriptor(driver))) is not None
 
 
 def test_pyodbc() -> None:
     with FakeServer(GREETINGS).listening() as port:
         engine = create_engine(url_of(ODBC, port))
-        network = adapter_for(engine.dialect).network
+        connections = adapter_for(engine.dialect).connections
         with engine.connect() as connection:
-            advice = network.driver_advice(connection.connection.driver_connection)
+            advice = connections.driver_advice(connection.connection.driver_connection)
         engine.dispose()
         assert advice is not None
         eval(advice.partition(", or longer")[0], {"event": event, "engine": engine})
         with engine.connect() as connection:
-            assert network.driver_advice(connection.connection.driver_connection) is None
+            assert connections.driver_advice(connection.connection.driver_connection) is None
         engine.dispose()
 
 

@@ -45,7 +45,7 @@ def test_a_statement_that_takes_too_long_is_not_an_outage(sync_db: Database, eng
     error = raised_by(engine, be_slow)
     adapter = adapter_for(engine.dialect)
     assert taken_for(adapter, error) == "neither"
-    assert adapter.errors.is_temporary(error)
+    assert adapter.connections.is_temporary(error)
 
 
 @on_other_drivers
@@ -62,7 +62,9 @@ def test_a_connection_that_is_killed_is_an_outage(sync_db: Database, engine: Eng
 
 
 def test_an_error_of_something_else_is_not_an_outage(sync_db: Database) -> None:
-    assert not any(map(adapter_for(sync_db.engine.dialect).errors.is_outage, (OSError(), TimeoutError(), ValueError())))
+    assert not any(
+        map(adapter_for(sync_db.engine.dialect).connections.is_outage, (OSError(), TimeoutError(), ValueError()))
+    )
 
 
 @on_network_drivers
@@ -85,7 +87,7 @@ def connect_to(url: URL) -> None:
 
 def assert_outage(error: BaseException, url: URL) -> None:
     adapter = adapter_for(url.get_dialect()())
-    assert adapter.errors.is_outage(error)
+    assert adapter.connections.is_outage(error)
     assert passes(error, adapter)
 
 
@@ -97,4 +99,4 @@ def test_an_application_that_raises_within_sqlalchemy_is_no_driver(sync_db: Data
     event.listen(engine, "checkout", listen)
     with pytest.raises(TimeoutError) as caught:
         engine.connect()
-    assert not adapter_for(engine.dialect).errors.is_outage(caught.value)
+    assert not adapter_for(engine.dialect).connections.is_outage(caught.value)

@@ -36,7 +36,7 @@ def worker(sync_db: Database, driver: str, monkeypatch: pytest.MonkeyPatch) -> I
 def enqueue(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.execute(insert(Task).values(name="it"))
-        adapter_for(connection.dialect).notifications.notify(connection, "task")
+        adapter_for(connection.dialect).connections.notify(connection, "task")
 
 
 def listeners(database: Database) -> list[int]:
@@ -50,7 +50,7 @@ def listeners(database: Database) -> list[int]:
 def test_a_commit_in_another_process_wakes(
     sync_db: Database, driver: str, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    can = adapter_for(sync_db.engine.dialect).notifications.listeners
+    can = adapter_for(sync_db.engine.dialect).connections.listeners
     if driver.partition("+")[2] not in can:
         eventually(lambda: "cannot listen for notifications" in caplog.text)
         return
@@ -72,7 +72,7 @@ def test_a_check_names_a_driver_that_cannot_listen(sync_db: Database, driver: st
             return {finding.code for finding in check(connection, Task)}
 
     with engine_with(driver, sync_db) as engine:
-        can = driver.partition("+")[2] in adapter_for(engine.dialect).notifications.listeners
+        can = driver.partition("+")[2] in adapter_for(engine.dialect).connections.listeners
         assert ("no-notifications" in on_a_loop(codes)()) == (not can)
 
 

@@ -66,7 +66,7 @@ def test_a_number_in_a_value_is_not_an_error_number(value: str) -> None:
     adapter, error = error_of(Failure(2627, f"The duplicate key value is ({value})."))
     assert isinstance(error, DBAPIError)
     assert taken_for(adapter, error) == "neither"
-    assert adapter.errors.is_duplicate(error)  # FreeTDS calls it no IntegrityError
+    assert adapter.connections.is_duplicate(error)  # FreeTDS calls it no IntegrityError
 
 
 def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:
@@ -75,7 +75,7 @@ def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:
 
 def test_a_statement_timeout_is_not_an_outage() -> None:
     with served(WRITE=Silence(5)) as engine, engine.connect() as connection:
-        adapter_for(engine.dialect).requests.limit_time(connection, timedelta(seconds=1))
+        adapter_for(engine.dialect).connections.limit_time(connection, timedelta(seconds=1))
         error = raised(lambda: connection.execute(text("WRITE")))
         assert taken_for(adapter_for(engine.dialect), error) == "neither"
 
@@ -103,7 +103,7 @@ def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
         adapter = adapter_for(engine.dialect)
 
         def write() -> None:
-            with adapter.transactions.tentative(session):
+            with adapter.connections.tentative(session):
                 session.execute(text("WRITE"))
 
         error = raised(write)
@@ -117,7 +117,7 @@ def test_a_key_violation_that_ends_the_transaction_is_reported() -> None:
         adapter = adapter_for(engine.dialect)
 
         def write() -> None:
-            with adapter.transactions.tentative(session):
+            with adapter.connections.tentative(session):
                 session.execute(text("WRITE"))
 
         error = raised(write)
@@ -150,7 +150,7 @@ def test_error_numbers_of_pymssql_are_classified(number: int, kind: str) -> None
     """It is not among the tests' drivers; its errors have one argument, a number and a text."""
     adapter = adapter_for(mssql.dialect())  # type: ignore[no-untyped-call]
     error = DBAPIError("WRITE", None, Exception((number, b"as the test has it (1205)")))
-    assert adapter.errors.code(error) == number
+    assert adapter.connections.error_code(error) == number
     assert taken_for(adapter, error) == kind
 
 
@@ -159,6 +159,6 @@ def test_a_limit_for_one_request_leaves_the_timeout_of_the_application() -> None
         event.listen(engine, "connect", lambda driver, _: setattr(driver, "timeout", 60))
         with engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
-            with adapter_for(engine.dialect).requests.time_limit(connection, timedelta(seconds=2)):
+            with adapter_for(engine.dialect).connections.time_limit(connection, timedelta(seconds=2)):
                 assert driver.timeout == 2
             assert driver.timeout == 60

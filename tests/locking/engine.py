@@ -35,7 +35,7 @@ def engine_for(dialect: str, line: Line) -> Engine:
     """Return the engine of a dialect; one for each, so that statements are compiled only once."""
     _LINES[dialect] = line
     engine = _engine(dialect)
-    server = adapter_for(engine.dialect).server  # no queries about the server itself are sent
+    server = adapter_for(engine.dialect).inspection  # no queries about the server itself are sent
     server._verified.add(engine.dialect)
     server._clusters[engine.dialect] = None
     return engine

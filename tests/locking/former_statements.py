@@ -11,34 +11,23 @@ from sqlalchemy import Select, select
 
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.mssql import SQLServer, SQLServerClaims, SQLServerKeys, SQLServerLocking
-from sqlqueue.dialects.mysql import MariaDB, MySQL, MySQLLocking, force_index
-from sqlqueue.dialects.oracle import ClaimBlock, Oracle, OracleClaims
-from sqlqueue.dialects.statements import Claims, Rows, Taking, skip_locked
+from sqlqueue.dialects.mssql import SQLServer, SQLServerRows
+from sqlqueue.dialects.mysql import MariaDB, MariaDBRows, MySQL, MySQLRows, force_index
+from sqlqueue.dialects.oracle import ClaimBlock, Oracle, OracleRows
+from sqlqueue.dialects.statements import ClaimRequest, Rows, skip_locked
 from tests.locking import oracle
 
 
-class FormerSQLServer(SQLServer):
+class FormerSQLServerRows(SQLServerRows):
     """Selects only keys, which an index covers; uses the index regardless of the criteria; changes sets by their
     criteria; and may scan a small table for a key."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.locking = FormerSQLServerLocking(FormerSQLServerKeys())
-        self.keys = self.locking.keys
-        self.rows = Rows(self.locking, self.errors)
-        self.claims = FormerSQLServerClaims(self.rows)
+    sweeps_by_key = False
 
-
-class FormerSQLServerKeys(SQLServerKeys):
     def by_key(self, spec: Any, statement: Any) -> Any:
         return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
 
-
-class FormerSQLServerLocking(SQLServerLocking):
-    sweeps_by_key = False
-
-    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
+    def select_locking(self, pick: Any, *columns: Any) -> Select[Any]:
         seek = "" if pick.index is None else f", FORCESEEK, INDEX({pick.index})"
         picked = pick.select(*columns).limit(pick.limit)
         return picked.with_hint(pick.spec.table, f"WITH (ROWLOCK, UPDLOCK, READPAST{seek})")
@@ -46,51 +35,51 @@ class FormerSQLServerLocking(SQLServerLocking):
     def is_served(self, pick: Any) -> bool:
         return True
 
-    def loading(self, spec: Any, count: int, *, latest: bool) -> Select[Any]:
-        return select(spec.entity).where(self.keys.keys_named(spec, count))
+    def select_instances(self, spec: Any, count: int, *, latest: bool) -> Select[Any]:
+        return select(spec.entity).where(self.keys_named(spec, count))
+
+    def lock_and_write(self, session: Any, request: ClaimRequest) -> list[Any]:
+        pick = request.pick
+        if not request.assignments or request.delete:
+            return Rows.lock_and_write(self, session, request)
+        claiming = self.claiming(pick, request.assignments)
+        keys = [tuple(row[len(pick.order) :]) for row in self.execute(session, pick.spec, claiming, request.parameters)]
+        return self.load(session, pick.spec, keys, request.options)
 
 
-class FormerSQLServerClaims(SQLServerClaims):
-    def take(self, session: Any, taking: Taking) -> list[Any]:
-        pick = taking.pick
-        if not taking.assignments or taking.delete:
-            return Claims.take(self, session, taking)
-        rows = self.rows.execute(session, pick.spec, self.claiming(pick, taking.assignments), taking.parameters).all()
-        keys = [tuple(row[len(pick.order) :]) for row in rows]
-        return self.rows.load(session, pick.spec, keys, taking.options)
+class FormerSQLServer(SQLServer):
+    parts = (SQLServer.parts[0], FormerSQLServerRows, *SQLServer.parts[2:])
+
+
+class FormerOracleRows(OracleRows):
+    """Reads as many candidates as are wanted from committed data, and locks those."""
+
+    def lock(self, session: Any, pick: Any, *, locks_only: bool = False) -> list[Any]:
+        found = self.keys(session, pick.spec, self.select_candidates(pick, *pick.spec.primary_key))
+        free = select(*pick.spec.primary_key).where(*pick.state, *pick.where, self.key_in(pick.spec, found))
+        return self.keys(session, pick.spec, free.with_for_update(skip_locked=True)) if found else []
 
 
 class FormerOracle(Oracle):
-    """Reads as many candidates as are wanted from committed data, and locks those."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.claims = FormerOracleClaims(self.rows)
+    parts = (Oracle.parts[0], FormerOracleRows, *Oracle.parts[2:])
 
 
-class FormerOracleClaims(OracleClaims):
-    def lock(self, session: Any, pick: Any, *, holds: bool = False) -> list[Any]:
-        rows, locking = self.rows, self.rows.locking
-        found = rows.keys(session, pick.spec, locking.looking(pick, *pick.spec.primary_key))
-        free = select(*pick.spec.primary_key).where(*pick.state, *pick.where, locking.keys.key_in(pick.spec, found))
-        return rows.keys(session, pick.spec, free.with_for_update(skip_locked=True)) if found else []
-
-
-class FormerMySQLLocking(MySQLLocking):
+class FormerMySQLRows(MySQLRows):
     """Reads through the index in claim order, whose entries stay locked even if others hold the rows."""
 
-    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
+    def select_locking(self, pick: Any, *columns: Any) -> Select[Any]:
         return force_index(skip_locked(pick, *columns), pick.spec, pick.index or "PRIMARY")
 
     def is_served(self, pick: Any) -> bool:
         return bool(pick.exact)
 
 
-def _by_index(adapter: Adapter) -> Adapter:
-    adapter.locking = FormerMySQLLocking(adapter.keys)
-    adapter.rows = Rows(adapter.locking, adapter.errors)
-    adapter.claims = Claims(adapter.rows)
-    return adapter
+class FormerMySQL(MySQL):
+    parts = (MySQL.parts[0], FormerMySQLRows, *MySQL.parts[2:])
+
+
+class FormerMariaDB(MariaDB):
+    parts = (MariaDB.parts[0], type("FormerMariaDBRows", (FormerMySQLRows, MariaDBRows), {}), *MariaDB.parts[2:])
 
 
 class OracleWithFormerBlock(oracle.Oracle):
@@ -107,8 +96,8 @@ class CrowdedOracleWithFormerBlock(OracleWithFormerBlock, oracle.OracleWithFewSl
 FORMER: dict[str, Adapter] = {
     "mssql": FormerSQLServer(),
     "oracle": FormerOracle(),
-    "mysql": _by_index(MySQL()),
-    "mariadb": _by_index(MariaDB()),
+    "mysql": FormerMySQL(),
+    "mariadb": FormerMariaDB(),
 }
 
 

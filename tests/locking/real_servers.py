@@ -27,7 +27,7 @@ class ServerInterleaving(Interleaving):
         self._case = db.case
         self._engine = db.variant(poolclass=NullPool).session_engine
         with self._engine.connect() as connection:  # which queries the server's version once
-            server = adapter_for(connection.dialect).server
+            server = adapter_for(connection.dialect).inspection
             server.verify(connection)
             server.check_locks(connection)
         event.listen(self._engine, "before_execute", self._gate)

@@ -56,7 +56,7 @@ def replace_index(
     db: Database, name: str, terms: Iterable[Any], condition: str | None, table: str = "plugin_job"
 ) -> None:
     """Replace the index of this name by another one."""
-    option = adapter_for(db.engine.dialect).schema.predicate_option
+    option = adapter_for(db.engine.dialect).inspection.predicate_option
     options = {option: text(condition)} if option and condition else {}
     names = {term if isinstance(term, str) else term.element.element for term in terms}
     there = Table(table, MetaData(), *map(Column, names))

@@ -17,7 +17,7 @@ from sqlalchemy import Column, Identity, Index, Integer, MetaData, NullPool, Str
 import sqlqueue.alembic
 from sqlqueue import ArgumentError, UnsupportedDialectError
 from sqlqueue.alembic import MigrationOptions, verify
-from sqlqueue.dialects.sqlite import SQLite, SQLiteServer
+from sqlqueue.dialects.sqlite import SQLite
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.jobs import COMES_DUE, DUE, Base, Bystander, messages, replace_index
@@ -173,9 +173,7 @@ def test_only_queues_get_storage_parameters_and_only_once(migrated: Project, syn
 
 
 class Elderly(SQLite):
-    def __init__(self) -> None:
-        super().__init__()
-        self.server = SQLiteServer(replace(self.product, minimum=(99,)))
+    product = replace(SQLite.product, minimum=(99,))
 
 
 def test_a_server_that_cannot_carry_queues_is_rejected(project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> None:

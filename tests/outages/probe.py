@@ -39,7 +39,7 @@ def only_outages(*databases: Database, renewed: bool = False) -> Iterator[list[t
 
 def _is_outage(database: Database, error: Exception) -> bool:
     adapter = adapter_for(database.engine.dialect)
-    return isinstance(error, DBAPIError) and adapter.errors.is_outage(error) and passes(error, adapter)
+    return isinstance(error, DBAPIError) and adapter.connections.is_outage(error) and passes(error, adapter)
 
 
 def _ask(database: Database, errors: list[tuple[Database, Exception]], stopped: Event) -> None:

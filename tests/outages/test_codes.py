@@ -53,11 +53,11 @@ def refused(db: Database, call: Callable[[], object]) -> DBAPIError:
 
 
 def is_transient(db: Database, error: DBAPIError) -> bool:
-    return adapter_for(db.engine.dialect).errors.is_transient(error)
+    return adapter_for(db.engine.dialect).connections.is_transient(error)
 
 
 def is_outage(db: Database, error: DBAPIError) -> bool:
-    return adapter_for(db.engine.dialect).errors.is_outage(error)
+    return adapter_for(db.engine.dialect).connections.is_outage(error)
 
 
 @pytest.mark.requires("locks_rows")

@@ -44,7 +44,7 @@ def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Databa
             assert wait([attempt], timeout=60).done
         finally:
             greedy.close()
-        assert adapter_for(engine.dialect).errors.is_outage(attempt.exception())  # type: ignore[arg-type]
+        assert adapter_for(engine.dialect).connections.is_outage(attempt.exception())  # type: ignore[arg-type]
     engine.dispose()
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio_everywhere
 @pytest.mark.requires("container")
 def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
     def told(connection: Connection) -> int:
-        descriptor = adapter_for(connection.dialect).network.descriptor(connection.connection.driver_connection)
+        descriptor = adapter_for(connection.dialect).connections.descriptor(connection.connection.driver_connection)
         assert descriptor is not None
         with socket.socket(fileno=socket.dup(descriptor)) as copy:
             return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
@@ -49,7 +49,7 @@ def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> No
         Socket(descriptor).shut_down()
         with pytest.raises(DBAPIError) as caught:
             actor.execute(text("SELECT 1"))
-        assert adapter_for(engine.session_engine.dialect).errors.is_outage(caught.value)
+        assert adapter_for(engine.session_engine.dialect).connections.is_outage(caught.value)
     engine.dispose()
 
 
@@ -83,6 +83,6 @@ def test_keepalive_times_are_set_on_the_socket() -> None:
 def descriptor_of(session: Any) -> int:
     connection = session.connection()
     driver = connection.connection.driver_connection
-    found = adapter_for(connection.dialect).network.descriptor(driver)
+    found = adapter_for(connection.dialect).connections.descriptor(driver)
     assert found is not None
     return found

@@ -109,7 +109,7 @@ def test_a_failure_with_any_text_raises_the_deadlock(sync_db: Database) -> None:
     sync_db.insert(Task, rows(1))
     with sync_db.begin() as session:
         claim = claim_of(session.claim(Task))
-    errors, raised = adapter_for(sync_db.engine.dialect).errors, list[DBAPIError]()
+    connections, raised = adapter_for(sync_db.engine.dialect).connections, list[DBAPIError]()
     with ThreadPoolExecutor(1) as pool, sync_db.engine.connect() as other:
         other.execute(insert(Account), [{"id": number, "name": ""} for number in range(2, 100)])  # not the victim then
         other.execute(update(Task).values(number=5))
@@ -122,7 +122,7 @@ def test_a_failure_with_any_text_raises_the_deadlock(sync_db: Database) -> None:
             raised.append(error)
         with suppress(DBAPIError):
             booked.result()
-    assert all(errors.reason(error) is error and errors.is_transient(error) for error in raised)
+    assert all(connections.reason(error) is error and connections.is_transient(error) for error in raised)
 
 
 @pytest.mark.requires("conflict_sql")

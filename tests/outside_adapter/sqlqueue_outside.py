@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import Finding
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.connections import READ_COMMITTED, Errors, Transactions
-from sqlqueue.dialects.inspection import Server, Types, read_only
+from sqlqueue.dialects.connections import READ_COMMITTED, Connections
+from sqlqueue.dialects.inspection import Inspection, Types, read_only
 from sqlqueue.dialects.naming import Product
-from sqlqueue.dialects.statements import Keys, Locking
+from sqlqueue.dialects.statements import Rows
 from sqlqueue.queue.spec import QueueSpec
 from sqlqueue.sql.selection import Pick
 
@@ -28,21 +28,6 @@ class OutsideDialect(SQLiteDialect_pysqlite):
     name = "outside"
     supports_statement_cache = True
     construct_arguments = SQLiteDialect_pysqlite.construct_arguments
-
-
-class Outside(Adapter):
-    """An adapter without upserts, partial indexes, plans, notifications and other optional features."""
-
-    def __init__(self) -> None:
-        product = Product(dialect="outside", name="Outside", minimum=(3, 35), needed="RETURNING")
-        super().__init__(
-            product,
-            types=OutsideTypes(),
-            locking=OutsideLocking(OutsideKeys()),
-            errors=OutsideErrors(),
-            server=OutsideServer(product),
-            transactions=OutsideTransactions(product),
-        )
 
 
 class OutsideTypes(Types):
@@ -61,25 +46,34 @@ def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
     return whole * literal_column("1000000") + cast(func.substr(moment, 21), BigInteger)
 
 
-class OutsideKeys(Keys):
-    """Keys for an engine that limits the depth of expressions to 1,000."""
-
-    batch = 500
-    tuples = False
-
-
-class OutsideLocking(Locking):
-    """Locking with one writer, so that no rows have to be skipped."""
+class OutsideRows(Rows):
+    """One writer, so that no rows have to be skipped."""
 
     one_writer = True
-    passes_over = True
+    skips_locked = True
+    # expressions are at most 1,000 levels deep
+    batch = 500
+    seeks_tuples = False
 
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+    def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit)
 
 
-class OutsideTransactions(Transactions):
-    """Serializable transactions, one after the other."""
+class OutsideConnections(Connections):
+    """Extended error codes, whose lowest byte is the primary code, and serializable transactions, one after the
+    other."""
+
+    transient_errors = (5, 6)
+    outage_errors = (10, 13, 14)
+    duplicate_errors = (1555, 2067)
+    reference_errors = (787, 1811)
+
+    def error_code(self, error: DBAPIError) -> Any:
+        return getattr(error.orig, "sqlite_errorcode", None)
+
+    def error_codes(self, error: DBAPIError) -> Collection[Any]:
+        code = self.error_code(error) or 0
+        return (code, code & 0xFF)
 
     def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
         driver: Any = connection.connection.driver_connection
@@ -96,24 +90,17 @@ class OutsideTransactions(Transactions):
         return self.level(connection)  # also in autocommit: begin_to_claim() begins
 
 
-class OutsideErrors(Errors):
-    """Extended error codes, whose lowest byte is the primary code."""
-
-    def __init__(self) -> None:
-        super().__init__(transient=(5, 6), outages=(10, 13, 14), duplicates=(1555, 2067), references=(787, 1811))
-
-    def code(self, error: DBAPIError) -> Any:
-        return getattr(error.orig, "sqlite_errorcode", None)
-
-    def codes(self, error: DBAPIError) -> Collection[Any]:
-        code = self.code(error) or 0
-        return (code, code & 0xFF)
-
-
-class OutsideServer(Server):
+class OutsideInspection(Inspection):
     """A database file, which may not be writable."""
 
-    def findings(self, connection: Connection) -> Iterator[Finding]:
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
         path = connection.engine.url.database
         if path and not os.access(path, os.W_OK):
             yield read_only(f"{path} cannot be written", "give this user the right to write it")
+
+
+class Outside(Adapter):
+    """An adapter without upserts, partial indexes, plans, notifications and other optional features."""
+
+    product = Product(dialect="outside", name="Outside", minimum=(3, 35), needed="RETURNING")
+    parts = (OutsideTypes, OutsideRows, OutsideConnections, OutsideInspection)

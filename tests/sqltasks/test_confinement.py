@@ -51,10 +51,10 @@ def test_no_request_reads_or_writes_a_file_of_the_host(sync_db: Database, tmp_pa
 @pytest.mark.parametrize("driver", ["mysql+mysqldb", "mariadb+mysqldb", "mysql+pymysql", "mariadb+pymysql"])
 def test_the_driver_sends_no_files(driver: str) -> None:
     url = make_url(f"{driver}://user@host/name")
-    requests = adapter_for(url.get_dialect()()).requests
-    assert not requests.connect_arguments(url)["local_infile"]
+    connections = adapter_for(url.get_dialect()()).connections
+    assert not connections.request_arguments(url)["local_infile"]
     with pytest.raises(ArgumentError, match="must not contain client_flag, local_infile: with LOAD DATA LOCAL INFILE"):
-        requests.connect_arguments(url.update_query_dict({"local_infile": "1", "client_flag": "128"}))
+        connections.request_arguments(url.update_query_dict({"local_infile": "1", "client_flag": "128"}))
 
 
 def test_option_files_must_not_allow_it_either() -> None:

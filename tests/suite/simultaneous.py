@@ -33,7 +33,7 @@ def simultaneously(db: Database, *parts: Callable[[Transaction[Any]], object]) -
                     actor.commit()
                 except DBAPIError as error:
                     actor.rollback()
-                    if not adapter.errors.is_transient(error):
+                    if not adapter.connections.is_transient(error):
                         raise
                     victims.append(error)
                 else:

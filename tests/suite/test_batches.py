@@ -101,7 +101,7 @@ def test_slots_are_given_up_in_parts(db: Database) -> None:
 
 
 def test_all_recurring_tasks_are_rescued_a_statement_at_a_time(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_for(db.session_engine.dialect).keys, "batch", 2)
+    monkeypatch.setattr(adapter_for(db.session_engine.dialect).rows, "batch", 2)
     crashed = {**CRASHED, "schedule": str(Every(timedelta(hours=1))), "scheduled_for": PAST}
     db.insert(Report, [crashed] * 7)
     with db.begin() as session:

@@ -155,7 +155,7 @@ def test_nothing_is_claimed_twice(db: Database) -> None:
 
 def test_the_order_can_be_given_with_the_call(db: Database) -> None:
     db.insert(Task, [{"id": n, "number": n % 3, "available_at": PAST} for n in range(1, 7)])
-    if not adapter_for(db.engine.dialect).locking.orders_freely:
+    if not adapter_for(db.engine.dialect).rows.locks_after_sorting:
         with pytest.raises(ArgumentError, match="order_by"):
             claimed(db, order_by=Task.number)
         return

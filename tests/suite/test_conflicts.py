@@ -178,7 +178,7 @@ def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, 
     raised = race(db, lambda actor, n: actor.enqueue(Listing, [{**key, "version": n} for key in keys], on_conflict=how))
     # MySQL and MariaDB find deadlocks there, see enqueue()
     adapter = adapter_for(db.session_engine.dialect)
-    assert [error for error in raised if error is not None and not adapter.errors.is_transient(error)] == []
+    assert [error for error in raised if error is not None and not adapter.connections.is_transient(error)] == []
     with db.begin() as actor:
         found = actor.run(lambda session: session.scalars(select(Listing.version)).all())
     assert len(found) == len(keys)
@@ -226,7 +226,7 @@ def test_a_deadlock_between_two_enqueuers_is_reported_as_one(sync_db: Database) 
         errors = [each.exception() for each in [pool.submit(enqueue, *rows[:2]), pool.submit(enqueue, *rows[2:])]]
     (error,) = filter(None, errors)
     assert isinstance(error, DBAPIError)
-    assert adapter.errors.is_transient(error)
+    assert adapter.connections.is_transient(error)
 
 
 # -- a violated unique constraint of the application is not blamed on the keys that `on_conflict` handles -------------

@@ -56,7 +56,7 @@ def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
         pick = step(2)
         assert pick.index == f"ix_message_kind_{name}"
         with sync_db.engine.connect() as connection:
-            plan = adapter.plans.of(connection, pick.select(Message.id).limit(2))
+            plan = adapter.inspection.plan(connection, pick.select(Message.id).limit(2))
         assert plan.indexes == {pick.index}
         assert not plan.sorted
 

@@ -244,7 +244,7 @@ def test_pruning_reads_no_more_keys_than_it_deletes_at_once(db: Database, monkey
     put(db, *(Parcel(id=number) for number in range(1, 6)))
     with db.begin() as session:
         session.complete(session.claim_many(Parcel, limit=5))
-    keys = adapter_for(db.engine.dialect).keys
+    keys = adapter_for(db.engine.dialect).rows
     monkeypatch.setattr(type(keys), "most", lambda *_: 2)
     sent: list[str] = []
 

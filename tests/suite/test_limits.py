@@ -81,7 +81,7 @@ def test_a_pool_of_one_connection_is_enough_for_a_new_key(db: Database) -> None:
 def test_others_are_found_behind_many_of_full_keys(
     sync_db: Database, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr(adapter_for(sync_db.engine.dialect).keys, "batch", batch)
+    monkeypatch.setattr(adapter_for(sync_db.engine.dialect).rows, "batch", batch)
     full = [f"full {number}" for number in range(500)]
     visits(sync_db, *full * 10, *"ab", None)
     held = {"slot_number": 1, "status": "running", "available_at": TOMORROW}
@@ -97,7 +97,7 @@ def test_others_are_found_behind_many_of_full_keys(
 
 @locks_rows
 def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_for(sync_db.engine.dialect).keys, "batch", 4)
+    monkeypatch.setattr(adapter_for(sync_db.engine.dialect).rows, "batch", 4)
     keys = [str(number) for number in range(20)]
     sync_db.insert(Slot, [{"slot_key": key, "slot_number": 1} for key in [*keys, *"ab"]])
     visits(sync_db, *keys * 2, *"ab", None)

@@ -118,7 +118,7 @@ def test_the_victim_of_a_deadlock_gets_an_error(sync_db: Database) -> None:
         errors.append(waiting[0].exception())
     (error,) = filter(None, errors)
     assert isinstance(error, DBAPIError)
-    assert adapter_for(engine.session_engine.dialect).errors.is_transient(error)
+    assert adapter_for(engine.session_engine.dialect).connections.is_transient(error)
 
 
 def test_a_pause_during_a_resume(db: Database) -> None:

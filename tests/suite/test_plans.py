@@ -262,7 +262,7 @@ def test_a_page_costs_the_same_wherever_it_is(
 
 @pytest.mark.requires("statistics")
 def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
-    if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
+    if not adapter_for(sync_db.engine.dialect).inspection.indexes_all:
         pytest.skip("no index has the running tasks but that of all which are due")
     calls: Mapping[str, Call] = {
         "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),

@@ -220,7 +220,7 @@ def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
     adapter, spec = adapter_for(sync_db.session_engine.dialect), Film.__queue_spec__
     with sync_db.engine.connect() as connection:
         for kind, step in zip(("claim", "due"), picks(spec, [Film.stage == "dub"], ()), strict=True):
-            plan = adapter.plans.of(connection, adapter.locking.finding(step(10), *spec.primary_key))
+            plan = adapter.inspection.plan(connection, adapter.rows.select_for_claim(step(10), *spec.primary_key))
             assert (plan.indexes, plan.sorted) == ({f"ix_film_stage_{kind}"}, 0)
 
 

@@ -175,7 +175,7 @@ def test_rows_are_read_by_an_index(sync_db: Database) -> None:
         with sync_db.session() as session, sync_db.engine.connect() as connection:
             event.listen(sync_db.bind, "before_execute", lambda _, statement, *__: asked.append(statement))
             assert sum(bucket.completed for bucket in session.timeline(Task, Task.number == 0)) == 10
-            plan = adapter_for(connection.dialect).plans.of(connection, asked[-1])
+            plan = adapter_for(connection.dialect).inspection.plan(connection, asked[-1])
             assert plan is None or plan.indexes == {
                 "ix_task_finished" if sync_db.case.partial_indexes else "ix_task_due"
             }

@@ -116,7 +116,7 @@ def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: 
 
 def deadlock(connection: Any) -> Any:
     """Return a driver error with the attributes that this engine's adapter reads."""
-    code = next(iter(adapter_for(connection.dialect).errors.transient), 5)
+    code = next(iter(adapter_for(connection.dialect).connections.transient_errors), 5)
     error = connection.dialect.loaded_dbapi.OperationalError(code, "…")
     for attribute in ("sqlstate", "sqlite_errorcode"):
         with contextlib.suppress(AttributeError):

@@ -47,7 +47,7 @@ def enqueue_elsewhere(db: Database, *, notify: bool = True) -> None:
     with db.engine.begin() as connection:
         connection.execute(insert(Task), rows(1))
         if notify:
-            adapter_for(connection.dialect).notifications.notify(connection, "task")
+            adapter_for(connection.dialect).connections.notify(connection, "task")
 
 
 def test_a_commit_in_this_process_wakes_its_workers(db: Database, workers: Workers) -> None:

@@ -90,13 +90,13 @@ class Visit(LimitMixin, Base):
 def connected(url: URL) -> Engine:
     """Return an engine whose transactions wait only briefly for locks, on engines where sessions can set a limit."""
     engine = connect(url)
-    impatient = adapter_for(engine.dialect).transactions.impatient
-    if impatient is not None:
+    short_lock_wait = adapter_for(engine.dialect).connections.short_lock_wait
+    if short_lock_wait is not None:
 
         @event.listens_for(engine, "connect")
         def set_patience(connection: DBAPIConnection, _: object) -> None:
             cursor = connection.cursor()
-            cursor.execute(impatient)
+            cursor.execute(short_lock_wait)
             cursor.close()
             connection.commit()
 

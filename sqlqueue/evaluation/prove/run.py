@@ -93,7 +93,7 @@ def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Pro
     if not hasattr(signal, "SIGSTOP"):
         raise EvaluationError("this operating system cannot suspend and resume processes: run it on Linux or macOS")
     with engine.connect() as connection:
-        adapter_for(connection.dialect).server.verify(connection)
+        adapter_for(connection.dialect).inspection.verify(connection)
     Session, begun = sessions(engine), time.monotonic()
     with WorkerProcesses(engine.url) as processes, _Scenarios(Session, begun + duration.total_seconds()) as scenarios:
         show("starting workers")
@@ -218,8 +218,8 @@ class _Scenarios(threading.Thread):
 
     def _passes(self, error: DBAPIError) -> bool:
         with self._session() as session:
-            errors = adapter_for(session.get_bind().dialect).errors
-        return errors.is_transient(error) or errors.is_outage(error)
+            connections = adapter_for(session.get_bind().dialect).connections
+        return connections.is_transient(error) or connections.is_outage(error)
 
     def promises(self) -> Iterator[Promise]:
         """Yield the sums of the observations; raises the error that ended the scenarios early."""

@@ -303,7 +303,7 @@ def _end_connection(session: QueueSession) -> None:
     """End the connection on the server if the account may do so, and otherwise from the client."""
     connection = session.connection()
     try:
-        interrupt = adapter_for(connection.dialect).requests.interruption(connection)
+        interrupt = adapter_for(connection.dialect).connections.interruption(connection)
         if interrupt is not None:
             interrupt(True)
     except DBAPIError:  # the account may not
