@@ -52,8 +52,11 @@ class Completer:
         """The number of finished tasks whose outcome is not written yet."""
         return len(self._pending) + len(self._postponed)
 
-    def put(self, job: Job, outcome: Outcome) -> None:
-        """Queue the outcome of a job to be written with others.  Thread-safe."""
+    def put(self, job: Job, outcome: Outcome | None) -> None:
+        """Queue the outcome of a job to be written with others; forget the job if there is none.  Thread-safe."""
+        if outcome is None:
+            self._in_flight.remove(job)
+            return
         self._pending.append(_Pending(job, outcome))
         if not self._told:
             self._told = True

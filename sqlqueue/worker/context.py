@@ -27,7 +27,7 @@ from .completer import Completer
 from .database import Backoff, Database, keep_running
 from .executor import Done, StartedTasks, ThreadPool
 from .handlers import Handler
-from .jobs import InFlight, Job, Outcome
+from .jobs import InFlight
 from .news import PausedQueues
 from .reports import Reports, logger
 
@@ -252,10 +252,3 @@ class WorkerContext:
                 ClaimQuery(handler.spec, (*handler.where, *more), options=handler.options),
             )
         return kept[1]
-
-    def settle(self, job: Job, outcome: Outcome | None) -> None:
-        """Queue ``outcome`` for writing, or forget ``job`` if there is none.  Thread-safe."""
-        if outcome is None:
-            self.in_flight.remove(job)
-        else:
-            self.completers[job.handler.spec].put(job, outcome)

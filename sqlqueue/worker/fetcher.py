@@ -189,6 +189,7 @@ class Fetcher(BaseFetcher):
         self._context = context
         self._poller = Poller(handler, context)
         self._adapter = context.adapter(handler.spec)
+        self._completer = context.completers[handler.spec]
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self._told = False
@@ -300,7 +301,7 @@ class Fetcher(BaseFetcher):
             wanted = min(most - left, self.handler.batch)
             if self._draining:
                 return wanted
-            if self._context.completers[self.handler.spec].backlog >= UNSETTLED:
+            if self._completer.backlog >= UNSETTLED:
                 await asyncio.sleep(PAUSE)
             elif left <= self._enough:
                 return wanted
@@ -367,7 +368,7 @@ class Fetcher(BaseFetcher):
     def _discard_crashed(self, job: Job) -> None:
         outcome = crashed_too_often(job.task, job.crashes)
         self._context.reports.crashed_too_often(job, outcome.error or "")
-        self._context.settle(job, outcome)
+        self._completer.put(job, outcome)
         self._jobs.discard(job)
 
     def _isolate(self, job: Job) -> None:
@@ -427,12 +428,12 @@ class Fetcher(BaseFetcher):
         self._jobs.discard(job)
         self._suspects.discard(job)
         outcome = UNCOUNTED if job.is_counted else RELEASED
-        self._context.settle(job, outcome if self._has_lease else None)
+        self._completer.put(job, outcome if self._has_lease else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
         """Settle a finished job.  Called on any thread."""
         self._durations.add(job.seconds)
-        self._context.settle(job, outcome if self._has_lease else None)
+        self._completer.put(job, outcome if self._has_lease else None)
         self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
         if len(self._jobs) <= self._enough and not self._told:
             self._told = True

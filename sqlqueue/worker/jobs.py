@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -331,37 +331,14 @@ def plain_failure(outcome: Outcome, error: BaseException, attempt: int) -> Outco
     """
     if outcome.kind == "snoozed" and outcome.error is not None:
         return Outcome("snoozed", ascii_text(outcome.error), outcome.delay)
-    kind: OutcomeKind = outcome.kind if outcome.kind in _KEPT else "failed"
+    kind: OutcomeKind = outcome.kind if outcome.kind in _OF_ERROR else "failed"
     text = ascii_text(outcome.error or error_text(error))
     return Outcome(kind, text, DEFAULT_RETRY(attempt) if kind == "failed" else None)
-
-
-_KEPT: Collection[OutcomeKind] = ("discarded", "suspected", "crashed")
-"""The kinds of outcomes, besides failures, that consist of an error text alone."""
 
 
 def is_signal(error: BaseException) -> bool:
     """Return whether ``error`` is a signal of a handler, such as :class:`.Retry`, instead of a failure."""
     return isinstance(error, Signal)
-
-
-_SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome, frozenset[Claim]], Settlement]] = {
-    "completed": lambda outcome, _: settling.completed(outcome.result and outcome.result.value),
-    "failed": lambda outcome, last: settling.failed(
-        outcome.error or "",
-        cause=outcome.cause,
-        retry_in=outcome.delay,
-        traceback=outcome.traceback,
-        last=last,
-    ),
-    "discarded": lambda outcome, _: settling.discarded(outcome.error or ""),
-    "cancelled": lambda *_: settling.CANCELLED,
-    "released": lambda *_: settling.RETURNED,
-    "uncounted": lambda *_: settling.CLEARED,
-    "suspected": lambda outcome, _: settling.released_after_crash(outcome.error or ""),
-    "crashed": lambda outcome, _: settling.discarded_after_crashes(outcome.error or ""),
-    "snoozed": lambda outcome, _: settling.snoozed(outcome.delay or timedelta(0), outcome.error),
-}
 
 
 def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], *, waits: bool = True) -> list[Claim]:
@@ -380,8 +357,35 @@ def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], 
     return [
         claim
         for (_, outcome), claims in alike.items()
-        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome, spent), waits=waits)
+        for claim in settle_some(session, claims, _settlement(outcome, spent), waits=waits)
     ]
+
+
+def _settlement(outcome: Outcome, last: frozenset[Claim]) -> Settlement:
+    """Return what an outcome writes; ``last``: claims that have no attempt left."""
+    error, delay, traceback = outcome.error or "", outcome.delay, outcome.traceback
+    if outcome.kind == "completed":
+        return settling.completed(outcome.result and outcome.result.value)
+    if outcome.kind == "failed":
+        return settling.failed(error, cause=outcome.cause, retry_in=delay, traceback=traceback, last=last)
+    if outcome.kind == "snoozed":
+        return settling.snoozed(delay or timedelta(0), outcome.error)
+    if outcome.kind in _OF_ERROR:
+        return _OF_ERROR[outcome.kind](error)
+    return _ALWAYS_ALIKE[outcome.kind]
+
+
+_OF_ERROR: dict[OutcomeKind, Callable[[str], Settlement]] = {
+    "discarded": settling.discarded,
+    "suspected": settling.released_after_crash,
+    "crashed": settling.discarded_after_crashes,
+}
+"""Outcomes, besides failures, that consist of an error text alone."""
+_ALWAYS_ALIKE: dict[OutcomeKind, Settlement] = {
+    "cancelled": settling.CANCELLED,
+    "released": settling.RETURNED,
+    "uncounted": settling.CLEARED,
+}
 
 
 class Written(NamedTuple):
