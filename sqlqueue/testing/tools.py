@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from sqlalchemy import event, func, literal, select
 from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmaker
@@ -27,7 +27,7 @@ from ..sql.rows import NEVER, clock_ahead, state, utcnow
 from ..sql.selection import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.ledger import claim_of, is_unsettled
-from ..worker import Handler, Job, OutcomeKind, Worker, current, is_signal, outcome_of, write_outcomes
+from ..worker import Handler, Job, OutcomeKind, Worker, call_handler, current, is_signal, outcome_of, write_outcomes
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
@@ -323,16 +323,14 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
+    unlimited, arguments = replace(handler, timeout=None), [handed, task] if handler.takes_session else [task]
     token = current.set(Job(handler, task))
     try:
-        result = handler.function(*([handed] if handler.takes_session else []), task)
-        if handler.is_coroutine and is_async:
-            from sqlalchemy.util import await_only  # noqa: PLC0415
+        if handler.is_coroutine and not is_async:
+            from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
-            result = await_only(result)
-        elif handler.is_coroutine:
-            result = asyncio.run(cast("Coroutine[Any, Any, object]", result))
-        return result if handler.spec.keeps_results else None
+            return asyncio.run(greenlet_spawn(call_handler, unlimited, *arguments))
+        return call_handler(unlimited, *arguments)
     finally:
         current.reset(token)
 

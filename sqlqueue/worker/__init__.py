@@ -7,6 +7,7 @@ import what they need from here, including names that are not public; a contract
 from .context import BaseFetcher, WorkerContext
 from .database import Sessions, growing_pauses, keep_running, passes
 from .deadlines import CONNECT, UNREACHABLE, track, transaction_limit
+from .executor import call_handler
 from .fetcher import Poller, Readiness
 from .handlers import Handler, handler_of, is_coroutine
 from .jobs import (

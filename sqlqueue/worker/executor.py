@@ -199,7 +199,7 @@ class Executor:
             with self.calling(job):
                 if self.handler.takes_session:
                     return self._try(job)
-                result = self.call(job.task)
+                result = call_handler(self.handler, job.task)
                 job.about_to_write()
                 return Ended(completed(result))
         except BaseException as error:
@@ -214,7 +214,7 @@ class Executor:
             return in_greenlet
         try:
             with self.calling(job):
-                result = self._stored(await self._invoke(job.task))
+                result = _stored(self.handler, await _invoke(self.handler, job.task))
                 job.about_to_write()
                 return Ended(completed(result))
         except BaseException as error:
@@ -271,7 +271,7 @@ class Executor:
                     session.begin()  # autobegin=False
                 task = self._attach(session, job)
                 with deadline.suspended(self.time_limit):
-                    result = self.call(handed, task)
+                    result = call_handler(self.handler, handed, task)
                 state = instance_state(task)
                 if task in session.deleted or state.deleted or state.was_deleted:
                     raise ArgumentError(_DELETED)
@@ -305,30 +305,6 @@ class Executor:
         (task,) = self.adapter.rows.load(session, spec, [job.claim.identity], options)
         carry(job.task, task)
         return task
-
-    def call(self, *arguments: Any, context: Context | None = None) -> object:
-        """Call the handler, in this context if one is given.  Returns what the model stores of its result."""
-        result = self._invoke(*arguments) if context is None else context.run(self._invoke, *arguments)
-        if self.handler.is_coroutine:
-            from sqlalchemy.util import await_only  # noqa: PLC0415
-
-            result = await_only(result if context is None else in_task(result, context))
-        return self._stored(result)
-
-    def _invoke(self, *arguments: Any) -> Any:
-        """Call the handler.  Returns its result, to be awaited if it is a coroutine."""
-        result: Any = self.handler.function(*arguments)
-        is_awaitable = result is not None and inspect.isawaitable(result)
-        if is_awaitable != self.handler.is_coroutine:
-            _refuse(self.handler, result)
-        return _within(result, self.handler.timeout) if is_awaitable and self.handler.timeout else result
-
-    def _stored(self, result: object) -> object:
-        """Return what the model stores of a result."""
-        if not self.handler.spec.keeps_results:
-            return None
-        check_json("result", result)  # now, so that it fails this attempt and not a batch of others
-        return result
 
     def run_again(self, job: Job, error: BaseException, tries: int) -> None:
         """Report that the transaction of a job lost a conflict, which happened ``tries`` times, and pause."""
@@ -372,6 +348,36 @@ class Executor:
         """
         spec = self.handler.spec
         return Outcome("snoozed", job.returned(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
+
+
+def call_handler(handler: Handler, *arguments: Any, context: Context | None = None) -> object:
+    """Call a handler, in this context if one is given.  Returns what the model stores of its result.
+
+    A coroutine handler is awaited: the caller runs in one of SQLAlchemy's greenlets.
+    """
+    result = _invoke(handler, *arguments) if context is None else context.run(_invoke, handler, *arguments)
+    if handler.is_coroutine:
+        from sqlalchemy.util import await_only  # noqa: PLC0415
+
+        result = await_only(result if context is None else in_task(result, context))
+    return _stored(handler, result)
+
+
+def _invoke(handler: Handler, *arguments: Any) -> Any:
+    """Call the handler.  Returns its result, to be awaited if it is a coroutine."""
+    result: Any = handler.function(*arguments)
+    is_awaitable = result is not None and inspect.isawaitable(result)
+    if is_awaitable != handler.is_coroutine:
+        _refuse(handler, result)
+    return _within(result, handler.timeout) if is_awaitable and handler.timeout else result
+
+
+def _stored(handler: Handler, result: object) -> object:
+    """Return what the model stores of a result."""
+    if not handler.spec.keeps_results:
+        return None
+    check_json("result", result)  # now, so that it fails this attempt and not a batch of others
+    return result
 
 
 def _refuse(handler: Handler, result: Any) -> None:

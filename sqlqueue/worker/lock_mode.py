@@ -21,7 +21,7 @@ from ..queue.spec import Identity
 from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, mark_settled
 from .context import BaseFetcher, CallDurations, WorkerContext
 from .deadlines import Deadline
-from .executor import TRIES, Executor, close
+from .executor import TRIES, Executor, call_handler, close
 from .fetcher import AHEAD, EVERY, Poller, Readiness
 from .handlers import Handler
 from .jobs import COMPLETED, Ended, Job, crashed_too_often, load, plain_failure, write_outcomes
@@ -186,10 +186,9 @@ class LockingTransactions:
         self._durations.add(job.seconds)
 
     def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> Ended:
-        executor = self._executor
-        with transaction.deadline.suspended(executor.time_limit):
+        with transaction.deadline.suspended(self._executor.time_limit):
             transaction.context = copy_context()
-            result = executor.call(transaction.handed, job.task, context=transaction.context)
+            result = call_handler(self.handler, transaction.handed, job.task, context=transaction.context)
         return transaction.context.run(self._complete, transaction.session, job, savepoint, result)
 
     def _complete(self, session: Session, job: Job, savepoint: SessionTransaction, result: object) -> Ended:
