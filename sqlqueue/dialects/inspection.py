@@ -389,3 +389,9 @@ def multi_primary(cluster: str) -> Finding:
 def bare(connection: Connection, target: Table, live: Sequence[ReflectedColumn]) -> TableClause:
     """Return ``target`` with its existing columns, and without defaults that an INSERT or UPDATE would add."""
     return table(target.name, *(column(each["name"]) for each in live), schema=connection.schema_for_object(target))
+
+
+def catalog(schema: str | None, name: str, /, *untyped: str, **typed: Any) -> TableClause:
+    """Return a table or view in which a server describes itself, with these columns; ``typed`` have types."""
+    columns = (*map(column, untyped), *(column(each, kind) for each, kind in typed.items()))
+    return table(name, *columns, schema=schema)

@@ -26,13 +26,11 @@ from sqlalchemy import (
     Update,
     and_,
     cast,
-    column,
     func,
     literal,
     literal_column,
     or_,
     select,
-    table,
     text,
 )
 from sqlalchemy.dialects import mssql
@@ -50,7 +48,7 @@ from ..sql.rows import Assignment, KeyText, UTCDateTime
 from ..sql.selection import Pick
 from .base import Adapter
 from .connections import FORMER, READ_COMMITTED, Connections, first_argument
-from .inspection import Inspection, Types, read_only
+from .inspection import Inspection, Types, catalog, read_only
 from .naming import Product, live_name, plain
 from .statements import MANY, ByKey, ClaimRequest, Rows, names_of
 
@@ -374,18 +372,15 @@ class SQLServerRows(Rows):
 
 # -- reads columns and indexes from the system views ------------------------------------------------------------------
 
-INDEXES = table(
+_INDEXES = catalog(
+    "sys",
     "indexes",
-    *map(column, ("object_id", "index_id", "is_disabled", "allow_row_locks", "is_primary_key", "type")),
-    column("name", String),
-    schema="sys",
+    *("object_id", "index_id", "is_disabled", "allow_row_locks", "is_primary_key", "type"),
+    name=String,
 )
-_COLUMNS = table(
-    "columns", column("object_id"), *(column(name, String) for name in ("name", "collation_name")), schema="sys"
-)
-_KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
-
-_TRIGGERS = table("triggers", column("parent_id"), column("name", String), schema="sys")
+_COLUMNS = catalog("sys", "columns", "object_id", name=String, collation_name=String)
+_KEYS = catalog("sys", "index_columns", "object_id", "index_id", "column_id", "is_descending_key")
+_TRIGGERS = catalog("sys", "triggers", "parent_id", name=String)
 
 
 def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
@@ -395,7 +390,7 @@ def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
 
 def is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
     """Return the criterion of the table's indexes."""
-    return INDEXES.c.object_id == func.object_id(name_of(connection, table))
+    return _INDEXES.c.object_id == func.object_id(name_of(connection, table))
 
 
 def collations_of(connection: Connection, table: Table) -> Mapping[str, str | None]:
@@ -429,8 +424,8 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
         yield Finding.of(spec, Severity.WARNING, "set-options", message, fix)
     name = live_name(connection, spec.table)
     own = {index.name for index in spec.table.indexes}
-    without = select(INDEXES.c.name, INDEXES.c.is_primary_key).where(INDEXES.c.allow_row_locks == 0)
-    for index, is_key in connection.execute(without.where(is_of(connection, spec.table)).order_by(INDEXES.c.name)):
+    without = select(_INDEXES.c.name, _INDEXES.c.is_primary_key).where(_INDEXES.c.allow_row_locks == 0)
+    for index, is_key in connection.execute(without.where(is_of(connection, spec.table)).order_by(_INDEXES.c.name)):
         if not is_key and index not in own:
             continue
         message = (
@@ -454,8 +449,8 @@ def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Findi
 
 def findings_of_key(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield the reasons why statements that find tasks by primary key fail."""
-    is_key = (is_of(connection, spec.table), INDEXES.c.is_primary_key == 1)
-    live = connection.execute(select(INDEXES.c.type, INDEXES.c.name).where(*is_key)).first()
+    is_key = (is_of(connection, spec.table), _INDEXES.c.is_primary_key == 1)
+    live = connection.execute(select(_INDEXES.c.type, _INDEXES.c.name).where(*is_key)).first()
     named = index_of_key(spec.table)
     if live is None and named is not None:
         number = 307 if named == "1" else 308
@@ -556,12 +551,8 @@ def _sets_identities(spec: QueueSpec) -> bool:
 
 # -- checks the state and settings of the connected database, and the options of the session --------------------------
 
-_DATABASES = table(
-    "databases",
-    column("name", String),
-    column("is_read_committed_snapshot_on", Boolean),
-    column("is_parameterization_forced", Boolean),
-    schema="sys",
+_DATABASES = catalog(
+    "sys", "databases", name=String, is_read_committed_snapshot_on=Boolean, is_parameterization_forced=Boolean
 )
 _OPTIONS = {
     512: (
@@ -638,12 +629,12 @@ class SQLServerInspection(Inspection):
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
         name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
-        same = (_KEYS.c.object_id == INDEXES.c.object_id) & (_KEYS.c.index_id == INDEXES.c.index_id)
-        terms = select(INDEXES.c.name, name).join_from(INDEXES, _KEYS, same).where(is_of(connection, table))
+        same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
+        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(is_of(connection, table))
         return {(index, each) for index, each in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        disabled = select(INDEXES.c.name).where(is_of(connection, table), INDEXES.c.is_disabled == 1)
+        disabled = select(_INDEXES.c.name).where(is_of(connection, table), _INDEXES.c.is_disabled == 1)
         return connection.scalars(disabled).all()
 
     def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:

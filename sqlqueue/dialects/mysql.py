@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby, pairwise, takewhile
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -35,7 +36,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    table,
     text,
 )
 from sqlalchemy.dialects import mysql
@@ -60,6 +60,7 @@ from .inspection import (
     Term,
     Types,
     bare,
+    catalog,
     explain,
     multi_primary,
     read_only,
@@ -224,40 +225,23 @@ def _has_other_keys(table: Table, by: UniqueBy) -> bool:
 
 # -- tables of the information schema ---------------------------------------------------------------------------------
 
-STATISTICS = table(
+_catalog = partial(catalog, "information_schema")
+_STATISTICS = _catalog(
     "statistics",
-    *map(column, ("table_schema", "table_name", "index_name", "column_name", "collation", "is_visible")),
-    schema="information_schema",
+    *("table_schema", "table_name", "index_name", "seq_in_index", "column_name", "collation", "non_unique"),
+    # on MySQL and on MariaDB alone
+    *("is_visible", "ignored"),
 )
-TABLES = table(
-    "tables", column("table_schema"), column("table_name"), column("engine", String), schema="information_schema"
-)
-COLUMNS = table(
-    "columns",
-    *map(column, ("table_schema", "table_name")),
-    *(column(name, String) for name in ("column_name", "collation_name")),
-    schema="information_schema",
-)
-PARTITIONS = table(
-    "partitions", *map(column, ("table_schema", "table_name", "partition_name")), schema="information_schema"
-)
-
-TRIGGERS = table(
-    "triggers",
-    *map(column, ("event_object_schema", "event_object_table", "trigger_name")),
-    schema="information_schema",
-)
-_ON_ALL, _ON_SCHEMA, _ON_TABLE = (
-    table(name, *map(column, ("grantee", "privilege_type", *further)), schema="information_schema")
-    for name, *further in (
-        ("user_privileges",),
-        ("schema_privileges", "table_schema"),
-        ("table_privileges", "table_schema", "table_name"),
-    )
-)
+_TABLES = _catalog("tables", "table_schema", "table_name", engine=String)
+_COLUMNS = _catalog("columns", "table_schema", "table_name", column_name=String, collation_name=String)
+_PARTITIONS = _catalog("partitions", "table_schema", "table_name", "partition_name")
+_TRIGGERS = _catalog("triggers", "event_object_schema", "event_object_table", "trigger_name")
+_ON_ALL = _catalog("user_privileges", "grantee", "privilege_type")
+_ON_SCHEMA = _catalog("schema_privileges", "grantee", "privilege_type", "table_schema")
+_ON_TABLE = _catalog("table_privileges", "grantee", "privilege_type", "table_schema", "table_name")
 
 
-def is_of(connection: Connection, table: Table, source: TableClause = STATISTICS) -> ColumnElement[bool]:
+def is_of(connection: Connection, table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
     """Return the criterion of rows of ``source``, an information schema table, that belong to ``table``."""
     schema = connection.schema_for_object(table) or func.database()
     return (source.c.table_schema == schema) & (source.c.table_name == table.name)
@@ -310,20 +294,20 @@ class SharedInspection(Inspection):
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
-        terms = select(STATISTICS.c.index_name, STATISTICS.c.column_name).where(STATISTICS.c.collation == "D")
+        terms = select(_STATISTICS.c.index_name, _STATISTICS.c.column_name).where(_STATISTICS.c.collation == "D")
         return {(index, name) for index, name in connection.execute(terms.where(is_of(connection, table)))}
 
     def index_names(self, connection: Connection, table: Table) -> Collection[str]:
-        return connection.scalars(select(STATISTICS.c.index_name).where(is_of(connection, table)).distinct()).all()
+        return connection.scalars(select(_STATISTICS.c.index_name).where(is_of(connection, table)).distinct()).all()
 
     def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
         schema = connection.schema_for_object(table) or func.database()
-        mine = (TRIGGERS.c.event_object_schema == schema) & (TRIGGERS.c.event_object_table == table.name)
-        found = connection.scalars(select(TRIGGERS.c.trigger_name).where(mine)).all()
+        mine = (_TRIGGERS.c.event_object_schema == schema) & (_TRIGGERS.c.event_object_table == table.name)
+        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(mine)).all()
         return found if found or lists_triggers(connection, table) else None
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
-        found = select(COLUMNS.c.column_name, COLUMNS.c.collation_name).where(is_of(connection, table, COLUMNS))
+        found = select(_COLUMNS.c.column_name, _COLUMNS.c.collation_name).where(is_of(connection, table, _COLUMNS))
         return {each[0]: each[1] for each in connection.execute(found)}
 
     def banner(self, connection: Connection) -> str:
@@ -357,7 +341,7 @@ class SharedInspection(Inspection):
         return None
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        storage = connection.scalar(select(TABLES.c.engine).where(is_of(connection, spec.table, TABLES)))
+        storage = connection.scalar(select(_TABLES.c.engine).where(is_of(connection, spec.table, _TABLES)))
         if storage and storage.upper() != "INNODB":
             name = live_name(connection, spec.table)
             message = (
@@ -366,8 +350,8 @@ class SharedInspection(Inspection):
             )
             fix = f"ALTER TABLE {name} ENGINE = InnoDB"
             yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
-        partitioned = PARTITIONS.c.partition_name.is_not(None)
-        parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, PARTITIONS), partitioned))
+        partitioned = _PARTITIONS.c.partition_name.is_not(None)
+        parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, _PARTITIONS), partitioned))
         if parts and not is_partitioned(spec.table):
             message = f"{spec.table.fullname} has partitions that its model does not declare: claims are out of order"
             fix = f'__table_args__ = {{"{self.product.dialect}_partition_by": "..."}}, as the table has it'
@@ -634,7 +618,7 @@ class MySQLInspection(SharedInspection):
     reviving = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        hidden = select(STATISTICS.c.index_name).where(is_of(connection, table), STATISTICS.c.is_visible == "NO")
+        hidden = select(_STATISTICS.c.index_name).where(is_of(connection, table), _STATISTICS.c.is_visible == "NO")
         return connection.scalars(hidden).all()
 
 
@@ -650,12 +634,6 @@ class MySQL(Adapter):
 
 # -- MariaDB ----------------------------------------------------------------------------------------------------------
 
-_STATISTICS = table(
-    "statistics",
-    *map(column, ("table_schema", "table_name", "index_name", "seq_in_index", "column_name")),
-    *map(column, ("collation", "non_unique", "ignored")),
-    schema="information_schema",
-)
 _PLACE = (_STATISTICS.c.index_name, _STATISTICS.c.seq_in_index)
 _TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.collation, _STATISTICS.c.non_unique)
 _IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
@@ -688,7 +666,7 @@ class MariaDBInspection(SharedInspection):
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         # SQLAlchemy does not reflect IGNORED indexes
-        terms = _IGNORED.where(is_of(connection, table, _STATISTICS))
+        terms = _IGNORED.where(is_of(connection, table))
         ignored = {
             name: LiveIndex(
                 terms=tuple(Term(each.column_name, each.collation == "D") for each in rows),

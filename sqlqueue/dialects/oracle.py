@@ -28,13 +28,11 @@ from sqlalchemy import (
     Uuid,
     and_,
     bindparam,
-    column,
     extract,
     func,
     literal_column,
     outparam,
     select,
-    table,
     text,
     type_coerce,
 )
@@ -44,16 +42,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import ClauseElement
-from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
 
-from ..queue.spec import Finding, Identity, QueueSpec, Severity
+from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import Assignment, KeyText, UTCDateTime, WrappedType
 from ..sql.selection import Pick
 from .base import Adapter
 from .connections import FORMER, Connections, Interrupt, Undo, first_argument, milliseconds
-from .inspection import Inspection, LiveIndex, Term, Types, read_only
+from .inspection import Inspection, LiveIndex, Term, Types, catalog, read_only
 from .naming import Product, live_name
 from .statements import ClaimRequest, Parameters, Rows, forget_unfinished, in_order
 
@@ -294,15 +291,11 @@ class OracleRows(Rows):
 # -- reads indexes from the data dictionary, with Oracle's names ------------------------------------------------------
 
 _QUOTED = re.compile(r'^"(.+)"$')
-_INDEXES = table(
-    "all_indexes",
-    *(column(name, String) for name in ("table_owner", "table_name", "index_name", "status", "visibility")),
-    schema="sys",
+_catalog = partial(catalog, "sys")
+_INDEXES = _catalog(
+    "all_indexes", table_owner=String, table_name=String, index_name=String, status=String, visibility=String
 )
-
-_TRIGGERS = table(
-    "all_triggers", *(column(name, String) for name in ("table_owner", "table_name", "trigger_name")), schema="sys"
-)
+_TRIGGERS = _catalog("all_triggers", table_owner=String, table_name=String, trigger_name=String)
 
 
 def _plain(term: Term, dialect: Any) -> Term:
@@ -311,18 +304,14 @@ def _plain(term: Term, dialect: Any) -> Term:
 
 # -- checks a table's organization and keys, and how the session and the database treat its texts ---------------------
 
-_PARAMETERS, _DATABASE = (
-    table(name, column("parameter", String), column("value", String), schema="sys")
-    for name in ("nls_session_parameters", "nls_database_parameters")
-)
-_TABLES = table("all_tables", *map(column, ("owner", "table_name", "iot_type", "row_movement")), schema="sys")
-_IDENTITIES = table(
-    "all_tab_identity_cols",
-    *(column(name, String) for name in ("owner", "table_name", "column_name", "identity_options")),
-    schema="sys",
+_PARAMETERS = _catalog("nls_session_parameters", parameter=String, value=String)
+_DATABASE = _catalog("nls_database_parameters", parameter=String, value=String)
+_TABLES = _catalog("all_tables", "owner", "table_name", "iot_type", "row_movement")
+_IDENTITIES = _catalog(
+    "all_tab_identity_cols", owner=String, table_name=String, column_name=String, identity_options=String
 )
 _PARTITIONED_BY = [
-    table(name, *map(column, ("owner", "name", "object_type")), column("column_name", String), schema="sys")
+    _catalog(name, "owner", "name", "object_type", column_name=String)
     for name in ("all_part_key_columns", "all_subpart_key_columns")
 ]
 _UNICODE = ("AL32UTF8", "UTF8", "UTFE")
@@ -342,22 +331,21 @@ def owner_of(connection: Connection, of: Table) -> Any:
     return dialect.denormalize_name(connection.schema_for_object(of) or dialect.default_schema_name)
 
 
+def is_of(connection: Connection, of: Table, owner: ColumnElement[Any], name: ColumnElement[Any]) -> Criterion:
+    """Return the criterion of rows of the dictionary that belong to a table, by the columns of its owner and name."""
+    dialect: Any = connection.dialect
+    return and_(owner == owner_of(connection, of), name == dialect.denormalize_name(of.name))
+
+
 def comparison(connection: Connection) -> Mapping[str, str]:
     """Return the session's parameters NLS_COMP and NLS_SORT."""
     asked = select(_PARAMETERS).where(_PARAMETERS.c.parameter.in_(("NLS_COMP", "NLS_SORT")))
     return {each[0]: each[1] for each in connection.execute(asked)}
 
 
-def findings_of_table(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    """Yield the problems of a queue's existing table."""
-    yield from _of_storage(connection, spec)
-    yield from _of_order(connection, spec)
-    yield from _of_characters(connection, spec)
-    yield from _of_identity(connection, spec)
-
-
 def _of_storage(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    stored = select(_TABLES.c.iot_type, _TABLES.c.row_movement).where(_is_of(connection, spec.table, _TABLES))
+    mine = is_of(connection, spec.table, _TABLES.c.owner, _TABLES.c.table_name)
+    stored = select(_TABLES.c.iot_type, _TABLES.c.row_movement).where(mine)
     index_organized, moves = connection.execute(stored).one_or_none() or (None, None)
     if index_organized:
         message = (
@@ -373,7 +361,7 @@ def _of_storage(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         for source in _PARTITIONED_BY
         for name in connection.scalars(
             select(source.c.column_name).where(
-                _is_of(connection, spec.table, source, source.c.name), source.c.object_type.like("TABLE%")
+                is_of(connection, spec.table, source.c.owner, source.c.name), source.c.object_type.like("TABLE%")
             )
         )
     }
@@ -418,8 +406,9 @@ def _of_identity(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield a finding if the messages of an outbox are not numbered in the order of their transactions."""
     if "message_key" not in spec.columns:  # other queues are not ordered by their keys
         return
+    mine = is_of(connection, spec.table, _IDENTITIES.c.owner, _IDENTITIES.c.table_name)
     options = select(_IDENTITIES.c.column_name, _IDENTITIES.c.identity_options)
-    for name, option in connection.execute(options.where(_is_of(connection, spec.table, _IDENTITIES))):
+    for name, option in connection.execute(options.where(mine)):
         if "ORDER_FLAG: Y" in option or not _is_cluster(connection):
             continue
         dialect: Any = connection.dialect
@@ -444,19 +433,11 @@ def _is_text(of: ColumnElement[Any] | Column[Any]) -> bool:
     return isinstance(of.type, String | KeyText) and not isinstance(of.type, Uuid)
 
 
-def _is_of(
-    connection: Connection, of: Table, source: TableClause, name: ColumnElement[Any] | None = None
-) -> ColumnElement[bool]:
-    dialect: Any = connection.dialect
-    named = source.c.table_name if name is None else name
-    return and_(source.c.owner == owner_of(connection, of), named == dialect.denormalize_name(of.name))
-
-
 # -- checks the role of the database, how sessions compare texts, and the privileges of an account --------------------
 
-_GRANTS = table("all_tab_privs", *map(column, ("table_schema", "table_name", "privilege")), schema="sys")
-_POWERS = table("session_privs", column("privilege"), schema="sys")
-_POWERS_IN_SCHEMAS = table("session_schema_privs", *map(column, ("privilege", "schema")), schema="sys")
+_GRANTS = _catalog("all_tab_privs", "table_schema", "table_name", "privilege")
+_POWERS = _catalog("session_privs", "privilege")
+_POWERS_IN_SCHEMAS = _catalog("session_schema_privs", "privilege", "schema")
 """Since 23ai: SELECT ANY TABLE ON SCHEMA, and others."""
 
 
@@ -475,24 +456,17 @@ class OracleInspection(Inspection):
         }
 
     def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
-        dialect: Any = connection.dialect
-        owner = dialect.denormalize_name(connection.schema_for_object(table) or dialect.default_schema_name)
-        is_of_table = (_TRIGGERS.c.table_owner == owner) & (
-            _TRIGGERS.c.table_name == dialect.denormalize_name(table.name)
-        )
-        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(is_of_table)).all()
+        mine = is_of(connection, table, _TRIGGERS.c.table_owner, _TRIGGERS.c.table_name)
+        found = connection.scalars(select(_TRIGGERS.c.trigger_name).where(mine)).all()
         # other accounts than the owner may not see all
         user = func.sys_context("USERENV", "SESSION_USER")
-        return found if found or owner == connection.scalar(select(user)) else None
+        return found if found or owner_of(connection, table) == connection.scalar(select(user)) else None
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         dialect: Any = connection.dialect
-        owner = connection.schema_for_object(table) or dialect.default_schema_name
-        is_of_table = (_INDEXES.c.table_owner == dialect.denormalize_name(owner)) & (
-            _INDEXES.c.table_name == dialect.denormalize_name(table.name)
-        )
+        mine = is_of(connection, table, _INDEXES.c.table_owner, _INDEXES.c.table_name)
         is_off = (_INDEXES.c.status == "UNUSABLE") | (_INDEXES.c.visibility == "INVISIBLE")
-        names = connection.scalars(select(_INDEXES.c.index_name).where(is_of_table, is_off))
+        names = connection.scalars(select(_INDEXES.c.index_name).where(mine, is_off))
         return [dialect.normalize_name(name) for name in names]
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
@@ -510,7 +484,10 @@ class OracleInspection(Inspection):
             yield Finding(severity=Severity.ERROR, code="linguistic-comparison", message=message, fix=fix)
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        yield from findings_of_table(connection, spec)
+        yield from _of_storage(connection, spec)
+        yield from _of_order(connection, spec)
+        yield from _of_characters(connection, spec)
+        yield from _of_identity(connection, spec)
 
     def unindexed_reference(self, connection: Connection) -> str | None:
         return "makes the server lock and read all of it: writers wait for the deletion, and the deletion for writers"
@@ -519,14 +496,11 @@ class OracleInspection(Inspection):
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         # privileges on the whole table; those on single columns are not considered
-        dialect: Any = connection.dialect
         owner = owner_of(connection, spec.table)
         if owner == connection.scalar(select(func.sys_context("USERENV", "SESSION_USER"))):
             return ()
-        is_of_table = (_GRANTS.c.table_schema == owner) & (
-            _GRANTS.c.table_name == dialect.denormalize_name(spec.table.name)
-        )
-        granted = {*connection.scalars(select(_GRANTS.c.privilege).where(is_of_table))}
+        mine = is_of(connection, spec.table, _GRANTS.c.table_schema, _GRANTS.c.table_name)
+        granted = {*connection.scalars(select(_GRANTS.c.privilege).where(mine))}
         granted |= {*connection.scalars(select(_POWERS.c.privilege))}
         if (connection.dialect.server_version_info or ()) >= (23,):
             here = _POWERS_IN_SCHEMAS.c.schema == owner

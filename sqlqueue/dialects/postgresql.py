@@ -8,6 +8,7 @@ import selectors
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from selectors import EVENT_READ, DefaultSelector
@@ -32,14 +33,12 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     extract,
     false,
     func,
     literal_column,
     or_,
     select,
-    table,
     true,
     tuple_,
 )
@@ -66,7 +65,7 @@ from .connections import (
     socket_of,
     wrapping,
 )
-from .inspection import Inspection, QueryPlan, Types, explain, read_only
+from .inspection import Inspection, QueryPlan, Types, catalog, explain, read_only
 from .naming import Product, live_name, plain
 from .statements import (
     KEYS,
@@ -327,20 +326,11 @@ _PARAMETERS = {
 }
 # with named parameters, so that percent signs are not doubled
 _FORMAT = postgresql.dialect(paramstyle="named").identifier_preparer.format_table  # type: ignore[no-untyped-call]
-_CLASS = table(
-    "pg_class",
-    column("oid"),
-    column("relname"),
-    column("relispartition", Boolean),
-    column("reloptions", postgresql.ARRAY(postgresql.TEXT)),
-    schema="pg_catalog",
-)
-_INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("indisvalid", Boolean), schema="pg_catalog")
-_ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column("attmissingval"), schema="pg_catalog")
-
-_TRIGGER = table(
-    "pg_trigger", column("tgrelid"), column("tgname"), column("tgisinternal", Boolean), schema="pg_catalog"
-)
+_catalog = partial(catalog, "pg_catalog")
+_CLASS = _catalog("pg_class", "oid", "relname", relispartition=Boolean, reloptions=postgresql.ARRAY(postgresql.TEXT))
+_INDEX = _catalog("pg_index", "indrelid", "indexrelid", indisvalid=Boolean)
+_ATTRIBUTE = _catalog("pg_attribute", "attrelid", "attname", "attmissingval")
+_TRIGGER = _catalog("pg_trigger", "tgrelid", "tgname", tgisinternal=Boolean)
 
 
 def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[str]:
@@ -363,17 +353,13 @@ def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
 
 # -- checks the server's state and the privileges of an account, and reads plans --------------------------------------
 
-_SESSIONS = table(
-    "pg_stat_activity",
-    *map(column, ("pid", "usename", "application_name", "state", "backend_xid")),
-    schema="pg_catalog",
-)
-_SCHEMAS = table("pg_namespace", column("nspname", String), column("nspowner"), column("nspacl"), schema="pg_catalog")
-_ROLES = table("pg_roles", column("oid"), column("rolname", String), column("rolsuper"), schema="pg_catalog")
-_DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
+_SESSIONS = _catalog("pg_stat_activity", "pid", "usename", "application_name", "state", "backend_xid")
+_SCHEMAS = _catalog("pg_namespace", "nspowner", "nspacl", nspname=String)
+_ROLES = _catalog("pg_roles", "oid", "rolsuper", rolname=String)
+_DISTRIBUTED = catalog(None, "pg_dist_partition", "logicalrelid", "partmethod")
 """The catalog of Citus.  The method of a table that is not distributed is 'n'."""
-_ATTRIBUTES = table("pg_attribute", column("attrelid"), column("attname", String), schema="pg_catalog")
-_SEQUENCES = table("pg_sequence", column("seqrelid"), column("seqcache", Integer), schema="pg_catalog")
+_ATTRIBUTES = _catalog("pg_attribute", "attrelid", attname=String)
+_SEQUENCES = _catalog("pg_sequence", "seqrelid", seqcache=Integer)
 
 
 def _of_distribution(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
