@@ -266,9 +266,9 @@ class SQLServerRows(Rows):
         rows = [spec.key(key) for key in self.padded(spec, keys)]
         return OneOf.of(rows) if len(spec.primary_key) > 1 else or_(*rows)
 
-    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+    def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY:
-            return super().keys_named(spec, count)
+            return super().key_in_parameters(spec, count)
         return OneOf.of([spec.key(names_of(spec, number)) for number in range(count)])
 
     def rows_in(

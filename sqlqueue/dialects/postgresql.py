@@ -156,12 +156,12 @@ class PostgreSQLRows(Rows):
 
     skips_locked = True
 
-    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+    def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:
             (column,) = spec.primary_key
             # one parameter, so that the server sees the same statement for any number of keys
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
-        return super().keys_named(spec, count)
+        return super().key_in_parameters(spec, count)
 
     def rows_in(
         self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
@@ -176,7 +176,7 @@ class PostgreSQLRows(Rows):
         ]
         return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
 
-    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
+    def row_parameters(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
         return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
 
     def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:

@@ -120,14 +120,13 @@ class Rows(ABC):
         lists = (bindparam(None, some, column.type, expanding=True, literal_execute=True) for some in parts)
         return or_(*(column.in_(each) for each in lists))
 
-    def named_for(self, spec: QueueSpec, count: int) -> int:
+    def statement_size(self, spec: QueueSpec, count: int) -> int:
         """Return the number of keys to build a statement for, or ``MANY`` if one parameter holds all."""
-        return (
-            self._length(spec, count) if count == 1 or not (self.seeks_tuples or len(spec.primary_key) == 1) else MANY
-        )
+        is_one_list = count != 1 and (self.seeks_tuples or len(spec.primary_key) == 1)
+        return MANY if is_one_list else self._length(spec, count)
 
-    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        """Return :meth:`key_in` for the number that :meth:`named_for` returns, with parameters :meth:`key_names`."""
+    def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
+        """Return :meth:`key_in` for ``count`` keys, from :meth:`statement_size`, that :meth:`key_parameters` gives."""
         if count != MANY:
             return or_(*(spec.key(names_of(spec, number)) for number in range(count)))
         if len(spec.primary_key) == 1:
@@ -135,10 +134,10 @@ class Rows(ABC):
             return column.in_(bindparam(KEYS, type_=column.type, expanding=True))
         return tuple_(*spec.primary_key).in_(bindparam(KEYS, expanding=True))
 
-    def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
-        """Return the parameters of :meth:`keys_named`."""
+    def key_parameters(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
+        """Return the parameters of :meth:`key_in_parameters`."""
         keys = self.padded(spec, keys)
-        if self.named_for(spec, len(keys)) != MANY:
+        if self.statement_size(spec, len(keys)) != MANY:
             return {_KEY.format(number, n): part for number, key in enumerate(keys) for n, part in enumerate(key)}
         return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
 
@@ -147,13 +146,13 @@ class Rows(ABC):
     ) -> Criterion:
         """Return the criterion of rows whose ``columns`` have the values of one of ``rows``.
 
-        Without ``rows``, :meth:`row_names` returns the parameters.  The criterion does not have to use an index.
+        Without ``rows``, :meth:`row_parameters` returns the parameters.  The criterion does not have to use an index.
         """
         padded = None if rows is None else self.padded(spec, rows)
         given: BindParameter[Any] = bindparam(ROWS if rows is None else None, padded, expanding=True)
         return tuple_(*columns).in_(given)
 
-    def row_names(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
+    def row_parameters(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
         """Return the parameters of :meth:`rows_in`."""
         return {ROWS: self.padded(spec, rows)}
 
@@ -257,7 +256,7 @@ class Rows(ABC):
 
         ``latest``: the rows were only locked, not written to, so the SELECT must read their latest versions.
         """
-        return select(spec.entity).where(self.keys_named(spec, count))
+        return select(spec.entity).where(self.key_in_parameters(spec, count))
 
     def supports_returning(self, spec: QueueSpec) -> bool:
         """Return whether UPDATE and DELETE of this queue's table support RETURNING."""
@@ -331,15 +330,15 @@ class Rows(ABC):
         self, session: Session, pick: Pick, keys: Sequence[Identity], room: int, *, locks_only: bool
     ) -> list[Identity]:
         """Lock the ``keys`` that are not locked and still match, at most ``room``; return them."""
-        spec, count = pick.spec, self.named_for(pick.spec, len(keys))
+        spec, count = pick.spec, self.statement_size(pick.spec, len(keys))
         limit = room if room < len(keys) else None
         make = partial(self._naming, pick, count, limit)
         locking = pick.made.get((self, "name", count, limit), make)
-        locked = set(self.keys(session, spec, locking, self.key_names(spec, keys)))
+        locked = set(self.keys(session, spec, locking, self.key_parameters(spec, keys)))
         return [key for key in keys if key in locked]
 
     def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
-        keys = self.keys_named(pick.spec, count)
+        keys = self.key_in_parameters(pick.spec, count)
         return self.select_by_key(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
 
     def load(
@@ -379,11 +378,11 @@ class Rows(ABC):
         *,
         latest: bool,
     ) -> dict[Identity, Any]:
-        count, last = self.named_for(spec, len(keys)), latest and not options
+        count, last = self.statement_size(spec, len(keys)), latest and not options
         statement = spec.made.get((self, "load", count, last), partial(self.select_instances, spec, count, latest=last))
         rows = session.scalars(
             statement.options(*options) if options else statement,
-            self.key_names(spec, keys),
+            self.key_parameters(spec, keys),
             execution_options={"populate_existing": True},
             bind_arguments=spec.bind_arguments,
         )
@@ -560,10 +559,10 @@ class Rows(ABC):
         pick, spec = request.pick, request.pick.spec
         identities = self.lock(session, pick, locks_only=not request.assignments)
         for some in self.batches(spec, identities if request.assignments else ()):
-            count = self.named_for(spec, len(some))
+            count = self.statement_size(spec, len(some))
             make = partial(self._writing, spec, count, request.assignments)
             writing = pick.made.get((self, request.assignments, count), make)
-            self.execute(session, spec, writing, {**self.key_names(spec, some), **(request.parameters or {})})
+            self.execute(session, spec, writing, {**self.key_parameters(spec, some), **(request.parameters or {})})
         tasks = self.load_claimed(session, request, identities)
         if request.delete:
             self.delete(session, spec, [spec.identity_of(task) for task in tasks])
@@ -593,19 +592,19 @@ class Rows(ABC):
     def _write_keys(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> list[Any]:
         """Lock and write the ``keys`` that are not locked and still match, in their order."""
         pick, spec = request.pick, request.pick.spec
-        count = len(keys) if self.names_exactly else self.named_for(spec, len(keys))
+        count = len(keys) if self.names_exactly else self.statement_size(spec, len(keys))
         named = pick.made.get((self, "named", count), partial(self._named, pick, count))
-        parameters = {**(request.parameters or {}), **self.key_names(spec, keys)}
+        parameters = {**(request.parameters or {}), **self.key_parameters(spec, keys)}
         taken = self.lock_and_write(session, replace(request, pick=named, parameters=parameters))
         found = {spec.identity_of(task): task for task in taken}
         return [found[key] for key in keys if key in found]
 
     def _named(self, pick: Pick, count: int) -> Pick:
-        keys = self.keys_named(pick.spec, self.named_for(pick.spec, count))
+        keys = self.key_in_parameters(pick.spec, self.statement_size(pick.spec, count))
         return pick.named(keys, count or self.most(pick.spec))
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
-        return self.by_key(spec, write(spec, self.keys_named(spec, count), assignments))
+        return self.by_key(spec, write(spec, self.key_in_parameters(spec, count), assignments))
 
     # -- inserts rows: by default with plain INSERT, without an upsert or a bulk protocol
 
@@ -671,7 +670,7 @@ class Rows(ABC):
 
 
 def names_of(spec: QueueSpec, number: int) -> Identity:
-    """Return the parameters of one of the keys of :meth:`.Rows.keys_named`."""
+    """Return the parameters of one of the keys of :meth:`.Rows.key_in_parameters`."""
     columns = enumerate(spec.primary_key)
     return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
 

@@ -155,16 +155,16 @@ class FencedClaims:
         if key is None or not (are_alike or keys.names_rows):
             statement = make(self._unlocked(self.criterion()))
         else:
-            count = keys.named_for(spec, len(self.claims))
+            count = keys.statement_size(spec, len(self.claims))
             statement = spec.made.get(
                 (self.adapter, fence, key, count, are_alike),
                 lambda: make(self._unlocked(self._criterion_named(count, are_alike=are_alike))),
             )
-            parameters = dict(keys.key_names(spec, identities))
+            parameters = dict(keys.key_parameters(spec, identities))
             if are_alike:
                 parameters.update(zip(_MARKS, marks[0], strict=False))
             else:
-                parameters.update(keys.row_names(spec, _rows(identities, marks)))
+                parameters.update(keys.row_parameters(spec, _rows(identities, marks)))
         return self.adapter.rows.change(self.session, spec, statement, identities, parameters, waits=fence.waits)
 
     def _unlocked(self, mine: Criterion) -> Criterion:
@@ -185,7 +185,7 @@ class FencedClaims:
     def _criterion_named(self, count: int, *, are_alike: bool) -> Criterion:
         """Return :meth:`criterion` for ``count`` keys and the marks, as parameters."""
         fence, spec = self.fence, self.fence.spec
-        keys = self.adapter.rows.keys_named(spec, count)
+        keys = self.adapter.rows.key_in_parameters(spec, count)
         if not are_alike:
             return fence.unsettled(and_(keys, self.adapter.rows.rows_in(spec, (*spec.primary_key, *fence.marked))))
         named = zip(fence.marked, _MARKS, strict=False)

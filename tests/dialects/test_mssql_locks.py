@@ -206,7 +206,7 @@ def test_keys_of_several_columns_are_looked_up_in_a_table_of_values() -> None:
     assert str(and_(seats["attempt"] == 1, two).compile(dialect=dialect)) == f"seat.attempt = :attempt_1 AND ({values})"
     assert values in str(or_(seats["attempt"] == 1, two).compile(dialect=dialect))
     assert str((~two).compile(dialect=dialect)) == f"NOT ({values})"
-    assert str(keys.keys_named(seats, 2).compile(dialect=dialect)).count("sqlqueue_key") == 4
+    assert str(keys.key_in_parameters(seats, 2).compile(dialect=dialect)).count("sqlqueue_key") == 4
     # the values must not get the database's collation
     exact = "(VALUES (:slot_key_1 COLLATE Latin1_General_100_BIN2, :slot_number_1), (:slot_key_2 COLLATE Latin1"
     assert exact in str(keys.key_in(slots, [("a", 1), ("b", 2)]).compile(dialect=dialect))

@@ -36,7 +36,7 @@ class FormerSQLServerRows(SQLServerRows):
         return True
 
     def select_instances(self, spec: Any, count: int, *, latest: bool) -> Select[Any]:
-        return select(spec.entity).where(self.keys_named(spec, count))
+        return select(spec.entity).where(self.key_in_parameters(spec, count))
 
     def lock_and_write(self, session: Any, request: ClaimRequest) -> list[Any]:
         pick = request.pick
