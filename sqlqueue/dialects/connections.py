@@ -170,6 +170,11 @@ class Connections(ABC):
 
     # -- begins transactions: isolation levels, savepoints; by default, those of standard SQL
 
+    one_writer: ClassVar[bool] = False
+    """Whether the engine allows one writer at a time, so that claims wait for each other, and any level is harmless.
+
+    :meth:`begin_to_claim` then makes the transaction the writer, even if the driver commits each statement.
+    """
     changes_unseen: ClassVar[bool] = False
     """Whether a transaction with an old snapshot can change rows committed since, instead of failing."""
     ends_with_error: ClassVar[bool] = False
@@ -198,6 +203,8 @@ class Connections(ABC):
 
     def level(self, source: Engine | Connection) -> str | None:
         """Return the isolation level of transactions, as far as it is known without querying the server."""
+        if self.one_writer:
+            return READ_COMMITTED
         # the server's default is known once the first connection has been opened
         return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
 
@@ -208,7 +215,7 @@ class Connections(ABC):
 
     def present_level(self, connection: Connection) -> str | None:
         """Return the isolation level at which a claim on this connection would run now."""
-        return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
+        return AUTOCOMMIT if not self.one_writer and _autocommits(connection) else self.level(connection)
 
     def may_change_unseen(self, connection: Connection) -> bool:
         """Return whether this transaction may change versions of rows that its snapshot does not contain."""

@@ -45,7 +45,7 @@ from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import UniqueBy
 from ..sql.selection import Pick
 from .base import Adapter
-from .connections import READ_COMMITTED, Connections, Interrupt, StatementResult
+from .connections import Connections, Interrupt, StatementResult
 from .inspection import Inspection, LiveIndex, QueryPlan, Types, explain, read_only
 from .naming import Product
 from .statements import ClaimRequest, Replacement, Rows, Unreadable, on_conflict
@@ -99,7 +99,6 @@ def _is_counted(session: Session, request: ClaimRequest, task: Any) -> bool:
 class SQLiteRows(Rows):
     """No row locks: there is one writer.  Upserts with ON CONFLICT."""
 
-    one_writer = True
     skips_locked = True
     # lists of tuples do not use an index, and expressions are at most 1,000 levels deep
     seeks_tuples = False
@@ -343,6 +342,7 @@ class SQLiteConnections(Connections):
     the database's own.
     """
 
+    one_writer = True
     has_network = False
     transient_errors = (5, 6)  # busy, locked
     outage_errors = (10, 13, 14)  # disk error, disk full, cannot be opened
@@ -382,14 +382,6 @@ class SQLiteConnections(Connections):
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction
         return nullcontext()
-
-    def level(self, source: Engine | Connection) -> str | None:
-        """Return a harmless level, whatever is configured: with one writer, serializable transactions are harmless."""
-        return READ_COMMITTED
-
-    def present_level(self, connection: Connection) -> str | None:
-        """Return the same level for drivers that autocommit, because the claim begins the transaction itself."""
-        return self.level(connection)
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         """Limit the time of all statements together until :meth:`lift_time_limit`."""

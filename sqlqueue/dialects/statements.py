@@ -183,8 +183,6 @@ class Rows(ABC):
 
     skips_locked: ClassVar[bool] = False
     """Whether a statement that writes can skip locked rows, or never encounters any."""
-    one_writer: ClassVar[bool] = False
-    """Whether the engine allows one writer at a time, so that claims wait for each other."""
     locks_after_sorting: ClassVar[bool] = True
     """Whether rows are locked after the sort, so that an order without an index is slow but locks nothing else."""
     reports_counts: ClassVar[bool] = True

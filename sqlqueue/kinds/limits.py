@@ -69,7 +69,7 @@ def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Coll
     transaction creates a key at the same time, its slots are kept.
     """
     slots, names = slots_of(spec), sorted(keys)
-    if adapter.rows.one_writer:  # another connection could not write while this session does
+    if adapter.connections.one_writer:  # another connection could not write while this session does
         _insert_keys(session, nullcontext, adapter, spec, names)
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
         _insert_keys(session, partial(adapter.connections.tentative, session), adapter, spec, names)

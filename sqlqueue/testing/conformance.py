@@ -179,7 +179,7 @@ class TestClaims(Suite):
         assert claim(sessions) == []
 
     def test_locked_tasks_are_passed_over(self, sessions: QueueSessions, adapter: Adapter) -> None:
-        if adapter.rows.one_writer:
+        if adapter.connections.one_writer:
             pytest.skip("the engine has one writer at a time, so nothing is locked by others")
         enqueue(sessions, *numbered(5))
         with sessions() as first, sessions() as second:
@@ -493,7 +493,7 @@ class TestEngine(Suite):
 
     def test_a_conflict_victim_may_be_retried(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(2))
-        error = _one_writer_too_many(sessions) if adapter.rows.one_writer else _deadlock(sessions)
+        error = _one_writer_too_many(sessions) if adapter.connections.one_writer else _deadlock(sessions)
         assert adapter.connections.is_transient(error)
         assert not adapter.connections.is_duplicate(error)
 

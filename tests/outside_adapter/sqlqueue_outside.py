@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Select, cast, func, literal_column
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, cast, func, literal_column
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlqueue import Finding
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.connections import READ_COMMITTED, Connections
+from sqlqueue.dialects.connections import Connections
 from sqlqueue.dialects.inspection import Inspection, Types, read_only
 from sqlqueue.dialects.naming import Product
 from sqlqueue.dialects.statements import Rows
@@ -47,9 +47,8 @@ def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 class OutsideRows(Rows):
-    """One writer, so that no rows have to be skipped."""
+    """No rows have to be skipped, since there is one writer."""
 
-    one_writer = True
     skips_locked = True
     # expressions are at most 1,000 levels deep
     batch = 500
@@ -63,6 +62,7 @@ class OutsideConnections(Connections):
     """Extended error codes, whose lowest byte is the primary code, and serializable transactions, one after the
     other."""
 
+    one_writer = True
     transient_errors = (5, 6)
     outage_errors = (10, 13, 14)
     duplicate_errors = (1555, 2067)
@@ -82,12 +82,6 @@ class OutsideConnections(Connections):
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         return nullcontext()  # only the failed statement is undone
-
-    def level(self, source: Engine | Connection) -> str | None:
-        return READ_COMMITTED  # has no effect with one writer
-
-    def present_level(self, connection: Connection) -> str | None:
-        return self.level(connection)  # also in autocommit: begin_to_claim() begins
 
 
 class OutsideInspection(Inspection):
