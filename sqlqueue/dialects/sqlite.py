@@ -338,8 +338,8 @@ class SQLiteConnections(Connections):
     """Transactions are serializable, which is harmless with one writer.  There is no network: a call waits only for
     another writer, until the driver's timeout.  Extended result codes contain the primary code in the lowest byte.
 
-    SQL tasks are interrupted from another thread, read text that is not valid UTF-8, and open no files but
-    the database's own.
+    SQL tasks are interrupted from another thread, read text that is not valid UTF-8, and open no files but the
+    database's own.
     """
 
     one_writer = True
