@@ -90,7 +90,7 @@ class Completer:
             return
         try:
             backoff = Backoff(f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._adapter)
-            written = await until_success(lambda: self._settle(batch), backoff, self._passes)
+            written = await until_success(lambda: self._settle(batch), backoff, self.may_pass)
         except Exception as error:
             await self._write_each(batch, error)
             return
@@ -104,7 +104,8 @@ class Completer:
         spread({channel_of(job.handler.spec) for job, outcome, _ in batch if outcome.kind in WAITING})
         self._postpone(locked)
 
-    def _passes(self, error: BaseException) -> bool:
+    def may_pass(self, error: BaseException) -> bool:
+        """Return whether a write to a row of this queue can succeed later."""
         # the rejection by a trigger or a constraint may be an operational error too, and would never pass
         return passes(error, self._adapter) and not self._adapter.connections.is_rejection(error)
 

@@ -19,7 +19,7 @@ from ..queue.spec import Where
 from ..transaction.notifications import channel_of, subscribe
 from .children import IsolatedExecutor
 from .context import BaseFetcher, CallDurations, SuspectProcesses, WorkerContext, until
-from .database import Backoff, growing_pauses, keep_running, passes, until_success
+from .database import Backoff, growing_pauses, keep_running, until_success
 from .deadlines import transaction_limit
 from .executor import CoroutinePool, Executor, Pool, ThreadPool
 from .handlers import Handler
@@ -409,7 +409,7 @@ class Fetcher(BaseFetcher):
             lost = await until_success(
                 lambda: run(count_crash),
                 Backoff(f"suspect {job}", reports, self._adapter),
-                partial(passes, adapter=self._adapter),
+                self._completer.may_pass,
             )
         except Exception as error:  # for example the rejection by a trigger: the row is found again when its lease ends
             reports.broken(f"suspect {job}", error)
