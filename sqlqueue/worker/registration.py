@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Engine, Table, delete, event, insert, select, update
 from sqlalchemy.orm import Session
@@ -34,6 +34,10 @@ from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from .handlers import Handler
 from .reports import Reports, logger
 from .threads import cancel, happens_within, soon
+
+if TYPE_CHECKING:
+    from .metrics import PrometheusMetrics
+    from .telemetry import Telemetry
 
 # -- registers a running worker in the database, and executes the commands in its row ---------------------------------
 
@@ -255,14 +259,15 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
     if history is not None and history.options.retention is not None:
         old = partial(operations.prune_history, entity=entity, limit=PRUNED)
         yield chore(name=f"pruning the history of {name}", work=old, every=PRUNE_EVERY)
-    figures = partial(_report_overview, spec=spec, reports=reports)
-    yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)
+    if reports.prometheus is not None:
+        figures = partial(_measure, spec=spec, prometheus=reports.prometheus)
+        yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)
     if "task" in spec.columns:
         yield chore(
             name=f"looking for unserved functions of {name}", work=UnservedFunctions(spec, context), every=REPORT_EVERY
         )
-    if reports.wants_depth:
-        depth = partial(_report_depth, spec=spec, reports=reports)
+    if reports.telemetry is not None:
+        depth = partial(_report_depth, spec=spec, telemetry=reports.telemetry)
         yield chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
 
 
@@ -276,14 +281,14 @@ def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
     return number
 
 
-def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
-    reports.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot express a lower bound
+def _report_depth(session: Session, spec: QueueSpec, telemetry: Telemetry) -> int:
+    telemetry.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot express a lower bound
     return 0
 
 
-def _report_overview(session: Session, spec: QueueSpec, reports: Reports) -> int:
-    if reports.wants_overview:
-        reports.overview(spec, operations.overview(session, spec.entity))
+def _measure(session: Session, spec: QueueSpec, prometheus: PrometheusMetrics) -> int:
+    if prometheus.is_watched:
+        prometheus.overviews[spec.table.fullname] = operations.overview(session, spec.entity)
     return 0
 
 

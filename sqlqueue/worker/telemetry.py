@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -17,16 +15,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from .._support.texts import error_text, traceback_text
 from .._support.tracing import HEADER
 from ..operations import QueueStats
-from ..operations.upkeep import Crashed
 from ..queue.spec import QueueSpec
-from .jobs import Job, Outcome, OutcomeKind, is_signal
-from .reports import Reports
+from .jobs import Job, OutcomeKind, is_signal
 
 _SILENT = (trace.__name__, metrics.__name__)
 
 
-class Telemetry(Reports):
-    """Does what :class:`.Reports` does, and records:
+class Telemetry:
+    """Records:
 
     a span for each call of a handler, within the trace in which the task was enqueued (``TraceMixin``);
     ``sqlqueue.task.wait`` and ``sqlqueue.task.duration``: seconds from creation to start, and in the handler;
@@ -37,7 +33,6 @@ class Telemetry(Reports):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._asked = -math.inf
         self._heard = False
         self._tracer = trace.get_tracer("sqlqueue")
@@ -45,21 +40,21 @@ class Telemetry(Reports):
         self._wait = meter.create_histogram("sqlqueue.task.wait", "s", "Time from a task's creation to its start.")
         self._duration = meter.create_histogram("sqlqueue.task.duration", "s", "Time in the handler.")
         self._tasks = meter.create_counter("sqlqueue.tasks", description="Tasks that ended, by outcome.")
-        self._lost = meter.create_counter(
-            "sqlqueue.claims.lost", description="Claims taken over, cancelled or deleted."
-        )
-        self._retries = meter.create_counter(
-            "sqlqueue.tasks.retries", description="Handlers called again after a conflict."
-        )
-        self._errors = meter.create_counter(
-            "sqlqueue.database.errors", description="Errors of the worker's own statements."
-        )
-        self._unreadable = meter.create_counter(
-            "sqlqueue.rows.unreadable", description="Rows that claims have set aside because they cannot be read."
-        )
+        self._counters = {
+            "lost": meter.create_counter(
+                "sqlqueue.claims.lost", description="Claims taken over, cancelled or deleted."
+            ),
+            "retries": meter.create_counter(
+                "sqlqueue.tasks.retries", description="Handlers called again after a conflict."
+            ),
+            "database_errors": meter.create_counter(
+                "sqlqueue.database.errors", description="Errors of the worker's own statements."
+            ),
+            "unreadable": meter.create_counter(
+                "sqlqueue.rows.unreadable", description="Rows that claims have set aside because they cannot be read."
+            ),
+        }
         self._depth = meter.create_gauge("sqlqueue.depth", description="Tasks by status.")
-
-    wants_depth = True
 
     def _is_heard(self) -> bool:
         """Return whether an SDK is installed, as of the last second.  Without one nothing is recorded."""
@@ -71,7 +66,8 @@ class Telemetry(Reports):
         return self._heard
 
     def running(self, job: Job) -> AbstractContextManager[None] | None:
-        return self._traced(job) if self._is_heard() else super().running(job)
+        """Return a context manager that records the call of the handler, or ``None`` if there is nothing to record."""
+        return self._traced(job) if self._is_heard() else None
 
     @contextmanager
     def _traced(self, job: Job) -> Iterator[None]:
@@ -104,42 +100,21 @@ class Telemetry(Reports):
         span.record_exception(error, text)
         span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
-    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
-        kind = super().finished(job, outcome, error)
+    def count(self, event: str, spec: QueueSpec | None, number: int) -> None:
+        """Count an event of a queue, or of the whole worker."""
+        if event in self._counters:
+            self._counters[event].add(number, {} if spec is None else {"sqlqueue.queue": spec.table.fullname})
+
+    def count_outcome(self, kind: OutcomeKind, spec: QueueSpec, number: int, seconds: float | None) -> None:
+        """Count attempts that ended, and the time in the handler."""
         if self._is_heard():
-            queue = {"sqlqueue.queue": job.handler.spec.table.fullname}
-            self._tasks.add(1, queue | {"sqlqueue.outcome": kind})
-            self._duration.record(job.seconds or 0, queue)
-        return kind
-
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[OutcomeKind]:
-        kinds = super().crashed(spec, number, some)
-        for kind, count in kinds.items():
-            self._tasks.add(count, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.outcome": kind})
-        return kinds
-
-    def lost(self, job: Job) -> None:
-        super().lost(job)
-        self._lost.add(1, {"sqlqueue.queue": job.handler.spec.table.fullname})
-
-    def unreadable(self, spec: QueueSpec, number: int) -> None:
-        super().unreadable(spec, number)
-        if number:
-            self._unreadable.add(number, {"sqlqueue.queue": spec.table.fullname})
-
-    def retried(self, job: Job, error: BaseException | str) -> None:
-        super().retried(job, error)
-        self._retries.add(1, {"sqlqueue.queue": job.handler.spec.table.fullname})
-
-    def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
-        super().database_error(what, error, pause)
-        self._errors.add(1)
-
-    def broken(self, what: str, error: BaseException) -> None:
-        super().broken(what, error)
-        self._errors.add(1)
+            queue = {"sqlqueue.queue": spec.table.fullname}
+            self._tasks.add(number, queue | {"sqlqueue.outcome": kind})
+            if seconds is not None:
+                self._duration.record(seconds, queue)
 
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
+        """Record the number of tasks by status."""
         for status, count in stats.counts.items():
             self._depth.set(count, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.status": status.value})
 

@@ -270,7 +270,8 @@ class Worker:
         Thread-safe; sends nothing to the database.  Queues are counted every 15 seconds while this is called at least
         every two minutes.
         """
-        return self._reports.exposition()
+        prometheus = self._reports.prometheus
+        return None if prometheus is None else prometheus.exposition()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop :meth:`run` or :meth:`serve` as a signal does; with ``at_once`` as a second signal does.  Thread-safe.

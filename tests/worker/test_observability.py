@@ -423,10 +423,12 @@ def _is(sample: object, name: str, labels: dict[str, str]) -> bool:
 
 
 def test_queues_are_counted_only_while_the_metrics_are_read(sync_db: Database, workers: Workers) -> None:
-    reports = workers.make()._reports
-    assert not reports.wants_overview
-    assert reports.exposition()
-    assert reports.wants_overview
+    worker = workers.make()
+    prometheus = worker._reports.prometheus
+    assert prometheus is not None
+    assert not prometheus.is_watched
+    assert worker.metrics()
+    assert prometheus.is_watched
 
 
 def _names(text: str) -> set[str]:
@@ -434,7 +436,7 @@ def _names(text: str) -> set[str]:
 
 
 def test_alerts_and_board_name_metrics_that_exist(sync_db: Database, workers: Workers) -> None:
-    declared = (workers.make()._reports.exposition() or b"").decode()
+    declared = (workers.make().metrics() or b"").decode()
     families = set(re.findall(r"^# TYPE (\w+) (?:counter|gauge|histogram)", declared, re.MULTILINE))
     known = families | {f"{name}_{suffix}" for name in families for suffix in ("bucket", "count", "sum")}
     alerts = yaml.safe_load((EXAMPLES / "alerts.yml").read_text())
