@@ -8,7 +8,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -378,6 +378,12 @@ class SQLiteConnections(Connections):
 
     def begins_to_write(self, statement: str) -> bool:
         return _WRITES.match(statement) is not None
+
+    def before_invalidation(self, connection: Any) -> None:
+        # a connection that is closed while one of its statements is not finalized keeps its transaction and its lock
+        # until then (https://www.sqlite.org/c3ref/close.html), and the traceback of a cancellation keeps its cursor
+        with suppress(Exception):
+            connection.rollback()
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction

@@ -96,6 +96,7 @@ def observe(engine: Engine) -> None:
     event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
     event.listen(engine, "checkout", pool.on_checkout)
     event.listen(engine, "checkin", pool.on_checkin)
+    event.listen(engine, "invalidate", pool.on_invalidation)
     write_in_turn(engine)
 
 
@@ -192,6 +193,10 @@ class _TrackedPool:
         sock = record.info.get(_SOCKET)
         if sock is not None:
             sock.is_idle = True
+
+    def on_invalidation(self, connection: Any, _record: object, _error: object) -> None:
+        if connection is not None:
+            self._connections.before_invalidation(connection)
 
     def shut_down_idle(self) -> None:
         with self._lock:

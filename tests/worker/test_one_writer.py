@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import event, func, literal, select, update
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.worker import run
@@ -101,3 +102,30 @@ def test_the_transactions_of_a_worker_write_one_after_another(db: Database, work
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 40
     assert (worker._reports.counts["retries"], worker._reports.counts["database_errors"]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_call_cancelled_during_a_statement_keeps_no_lock(db: Database, workers: Workers, mode: Any) -> None:
+    """Whoever keeps the error, as a collector of errors does, keeps the statement's cursor by its traceback."""
+    if not db.is_async:
+        pytest.skip("only coroutines can be cancelled")
+    db.insert(Task, [{"id": 1, "name": "", "max_attempts": 1}])
+    kept = list[BaseException]()
+    numbers = select(literal(1).label("number")).cte("numbers", recursive=True)
+    numbers = numbers.union_all(select(numbers.c.number + 1).where(numbers.c.number < 200_000))
+    worker = workers.make()
+
+    @worker.handler(Task, mode=mode, timeout=timedelta(milliseconds=300))
+    async def handle(session: Any, task: Any) -> None:
+        session.add(Ledger(task_id=task.id, worker="worker"))
+        await session.flush()
+        try:
+            while True:
+                await session.execute(select(func.max(numbers.c.number)))
+        except asyncio.CancelledError as error:
+            kept.append(error)
+            raise
+
+    workers.start(worker)
+    eventually(all_are(db, "discarded"))
+    assert (count(db, Ledger), len(kept)) == (0, 1)
