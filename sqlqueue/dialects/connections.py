@@ -201,9 +201,11 @@ class Connections(ABC):
         """Return whether ``statement`` makes its transaction the single writer, if it is not already."""
         return False
 
-    def before_invalidation(self, connection: Any) -> None:
-        """Called before SQLAlchemy closes a connection of its pool without a rollback, after an error or a
-        cancellation."""
+    def before_disconnect(self, connection: Connection, cursor: Any) -> None:
+        """Called before SQLAlchemy closes a connection without a rollback, after a cancellation or a lost connection.
+
+        ``cursor`` is that of the statement that failed, or ``None``.
+        """
 
     def level(self, source: Engine | Connection) -> str | None:
         """Return the isolation level of transactions, as far as it is known without querying the server."""

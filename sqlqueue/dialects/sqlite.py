@@ -379,11 +379,20 @@ class SQLiteConnections(Connections):
     def begins_to_write(self, statement: str) -> bool:
         return _WRITES.match(statement) is not None
 
-    def before_invalidation(self, connection: Any) -> None:
-        # a connection that is closed while one of its statements is not finalized keeps its transaction and its lock
-        # until then (https://www.sqlite.org/c3ref/close.html), and the traceback of a cancellation keeps its cursor
+    def before_disconnect(self, connection: Connection, cursor: Any) -> None:
+        """End the transaction: closing does not.
+
+        With an unfinished statement, such as an UPDATE ... RETURNING whose rows nobody has fetched, sqlite3_close_v2()
+        keeps the connection and its locks until the statement is finalized (https://www.sqlite.org/c3ref/close.html).
+        Whatever refers to the exception, and so to the cursor, delays that.
+        """
+        # aiosqlite performs calls in the order of their requests, even if another cancellation ends the wait for them
         with suppress(Exception):
-            connection.rollback()
+            try:
+                if cursor is not None:
+                    cursor.close()
+            finally:
+                connection.connection.rollback()
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction

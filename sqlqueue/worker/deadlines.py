@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol, Self
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
 
 from .._support.processes import Socket, keep_alive
 from ..dialects import adapter_for
@@ -96,7 +97,6 @@ def observe(engine: Engine) -> None:
     event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
     event.listen(engine, "checkout", pool.on_checkout)
     event.listen(engine, "checkin", pool.on_checkin)
-    event.listen(engine, "invalidate", pool.on_invalidation)
     write_in_turn(engine)
 
 
@@ -130,7 +130,12 @@ def write_in_turn(engine: Engine) -> None:
         if owned_by is not None and connections.begins_to_write(statement):
             owned_by.writes(lock, is_async=connection.dialect.is_async)
 
+    def on_error(failed: ExceptionContext) -> None:
+        if failed.is_disconnect and failed.connection is not None and not failed.connection.invalidated:
+            connections.before_disconnect(failed.connection, getattr(failed.execution_context, "cursor", None))
+
     event.listen(engine, "before_cursor_execute", before_execution)
+    event.listen(engine, "handle_error", on_error)
 
 
 def shut_down_idle(engines: Iterable[Engine]) -> None:
@@ -193,10 +198,6 @@ class _TrackedPool:
         sock = record.info.get(_SOCKET)
         if sock is not None:
             sock.is_idle = True
-
-    def on_invalidation(self, connection: Any, _record: object, _error: object) -> None:
-        if connection is not None:
-            self._connections.before_invalidation(connection)
 
     def shut_down_idle(self) -> None:
         with self._lock:

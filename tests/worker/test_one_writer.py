@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, literal, select, update
+from sqlalchemy import event, func, select, update
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.worker import run
@@ -104,28 +104,46 @@ def test_the_transactions_of_a_worker_write_one_after_another(db: Database, work
     assert (worker._reports.counts["retries"], worker._reports.counts["database_errors"]) == (0, 0)
 
 
-@pytest.mark.parametrize("mode", ["lease", "lock"])
-def test_a_call_cancelled_during_a_statement_keeps_no_lock(db: Database, workers: Workers, mode: Any) -> None:
-    """Whoever keeps the error, as a collector of errors does, keeps the statement's cursor by its traceback."""
+@pytest.mark.parametrize("streams", [False, True], ids=["fetched", "streamed"])
+def test_a_cancelled_statement_does_not_keep_the_write_lock(db: Database, workers: Workers, streams: bool) -> None:
+    """The call ends while its statement runs, and what refers to its exception refers to the statement too."""
     if not db.is_async:
-        pytest.skip("only coroutines can be cancelled")
-    db.insert(Task, [{"id": 1, "name": "", "max_attempts": 1}])
-    kept = list[BaseException]()
-    numbers = select(literal(1).label("number")).cte("numbers", recursive=True)
-    numbers = numbers.union_all(select(numbers.c.number + 1).where(numbers.c.number < 200_000))
-    worker = workers.make()
+        pytest.skip("threads cannot be cancelled")
+    db.insert(Account, [{"id": 1, "name": ""}, {"id": 2, "name": ""}])
+    db.insert(Task, [{"id": 1}])
+    engine = db.variant()
+    executing, cancelled = threading.Event(), threading.Event()
+    kept: list[object] = []
 
-    @worker.handler(Task, mode=mode, timeout=timedelta(milliseconds=300))
+    def execute_until_cancelled() -> str:
+        executing.set()
+        cancelled.wait()
+        return "x"
+
     async def handle(session: Any, task: Any) -> None:
-        session.add(Ledger(task_id=task.id, worker="worker"))
-        await session.flush()
+        connection = await session.connection()
+        driver = (await connection.get_raw_connection()).driver_connection
+        await driver.create_function("execute_until_cancelled", 0, execute_until_cancelled)
+        if streams:
+            kept.append(await session.stream(select(Account.id)))
         try:
-            while True:
-                await session.execute(select(func.max(numbers.c.number)))
+            await session.execute(update(Account).values(name=func.execute_until_cancelled()).returning(Account.id))
         except asyncio.CancelledError as error:
             kept.append(error)
             raise
 
-    workers.start(worker)
-    eventually(all_are(db, "discarded"))
-    assert (count(db, Ledger), len(kept)) == (0, 1)
+    event.listen(engine.session_engine, "handle_error", lambda _: cancelled.set(), insert=True)
+    running = workers.serve(Task, handle, engine=engine, mode="lock", concurrency=1)
+    eventually(executing.is_set)
+    running.stop(at_once=True)
+    assert isinstance(kept[-1], asyncio.CancelledError)
+    with db.engine.connect() as other:
+        other.exec_driver_sql("PRAGMA busy_timeout = 0")
+        try:
+            other.execute(update(Account).values(name="y"))
+            other.commit()
+            is_read = other.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").scalars().all()
+        finally:
+            other.invalidate()
+            kept.clear()
+    assert streams or is_read == [0]
