@@ -206,8 +206,8 @@ def test_a_connection_falls_silent_while_it_is_prepared(
 def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can end PyMySQL's wait for the greeting of a server, if the application itself opens connections."""
     pymysql = pytest.importorskip("pymysql")
-    preparation = ("process.preparation.SHORTEST_MAINTENANCE", "process.preparation.LONGEST_SCHEMA_CHECK")
-    for name in ("database.deadlines.SHORTEST", *preparation):
+    preparation = ("run.SHORTEST_MAINTENANCE", "run.LONGEST_SCHEMA_CHECK")
+    for name in ("deadlines.SHORTEST", *preparation):
         monkeypatch.setattr(f"sqlqueue.worker.{name}", timedelta(seconds=0.2))
     monkeypatch.setattr(deadlines, "GRACE", 0.2)
     with listener(stay_silent(PATIENCE)) as port:
