@@ -1,4 +1,4 @@
-"""Checks whether live workers serve the queues, if workers are registered."""
+"""Checks whether a live database can run the queues: for deployments, starting workers and operators."""
 
 from __future__ import annotations
 

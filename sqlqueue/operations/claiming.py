@@ -1,4 +1,4 @@
-"""The parameters of claims: which tasks are wanted, in which order, and by whom."""
+"""Claims: which tasks are wanted, in which order and by whom, and how they are locked and written."""
 
 from __future__ import annotations
 

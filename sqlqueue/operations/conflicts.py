@@ -1,4 +1,4 @@
-"""Translates unique key violations into :class:`.DuplicateTaskError`, which names the key."""
+"""Rows that conflict with existing ones: ``on_conflict``, and :class:`.DuplicateTaskError`, which names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enqueues rows with PostgreSQL's COPY."""
+"""Enqueues tasks: instances or rows, with or without handling of conflicts, and with PostgreSQL's COPY."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts tasks up to a cap, so that the cost of counting is bounded however many tasks there are."""
+"""Statistics of a queue: task counts, ages and throughput, at a bounded cost however many tasks there are."""
 
 from __future__ import annotations
 
