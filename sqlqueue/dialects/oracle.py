@@ -45,6 +45,7 @@ from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
 
+from .._support.errors import ConfigurationError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql.rows import Assignment, KeyText, UTCDateTime, WrappedType
 from ..sql.selection import Pick
@@ -126,6 +127,9 @@ END;"""
 """The names have a prefix because in SQL within a block, a column is preferred to a variable of the same name ("PL/SQL
 Language Reference", PL/SQL Name Resolution)."""
 
+_RESERVED = frozenset(re.findall(r"sqlqueue_\w+", _BLOCK))
+"""The names of the block, which no column of a queue may have."""
+
 _UPDATE = """\
     FORALL sqlqueue_i IN 1 .. sqlqueue_taken.COUNT
       UPDATE {table} SET {assignments} WHERE ROWID = sqlqueue_taken(sqlqueue_i);
@@ -140,6 +144,17 @@ def rowid_of(table: Table) -> ColumnClause[str]:
     rowid = literal_column("ROWID", oracle.ROWID())
     rowid.table = table
     return rowid
+
+
+def _check_names(spec: QueueSpec) -> None:
+    """Raise :class:`.ConfigurationError` for a column that SQL within the block would use instead of a variable."""
+    for column in spec.table.columns:
+        if column.name.lower() in _RESERVED:
+            raise ConfigurationError(
+                f"the column {column.name} of {spec.table.fullname} has the name of a variable in the block that claims"
+                " tasks on Oracle Database: rename it in a migration, to a name without the prefix sqlqueue_",
+                model=spec.entity,
+            )
 
 
 class ClaimBlock(Executable, ClauseElement):
@@ -265,6 +280,7 @@ class OracleRows(Rows):
         return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
 
     def _block(self, pick: Pick, assignments: Sequence[Assignment]) -> ClaimBlock:
+        _check_names(pick.spec)
         return ClaimBlock(self.select_locking(pick, rowid_of(pick.spec.table)), pick, assignments)
 
     def _load_rows(self, session: Session, request: ClaimRequest, rowids: Sequence[str]) -> list[Any]:

@@ -11,7 +11,7 @@ from sqlalchemy import Identity, MetaData, event
 from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ArgumentError, QueueMixin, QueueSession
+from sqlqueue import ArgumentError, ConfigurationError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.statements import ClaimRequest
 from sqlqueue.sql.selection import picks
@@ -126,6 +126,28 @@ def test_a_hint_names_no_schema() -> None:
         session.claim(Errand)
     assert '/*+ INDEX("100% errand" "ix_100_ errand_claim") */' in log[0]
     assert 'FROM "Own"."100% errand"' in log[0]
+
+
+VARIABLES = sorted({name for block in BLOCKS.values() for name in re.findall(r"(?<!:)\bsqlqueue_\w+", block)})
+
+
+@pytest.mark.parametrize("name", [*VARIABLES, "SQLQUEUE_I"])
+@pytest.mark.parametrize("lease", ["default", None])
+def test_no_column_has_the_name_of_a_variable(name: str, lease: Any) -> None:
+    """In SQL within a block, the column would be used instead."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Errand(QueueMixin, Base):
+        __tablename__ = "errand"
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+        own: Mapped[int] = mapped_column(name)
+
+    engine, log = recorder.recording_engine(*ENGINES["oracle"])
+    with QueueSession(engine) as session, pytest.raises(ConfigurationError, match=f"column {name} of errand .* rename"):
+        session.claim(Errand, lease=lease)
+    assert log == []
 
 
 @pytest.mark.parametrize(("engine", "statements"), [("postgresql", 1), ("oracle", 2)])
