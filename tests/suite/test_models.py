@@ -211,8 +211,7 @@ def test_a_task_of_each_model_goes_through_its_states(
 def test_each_model_is_claimed_without_a_lease(
     sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]
 ) -> None:
-    with sync_db.begin() as session:
-        session.add_all([model(**values(n)) for n in (1, 2)])
+    sync_db.committed.add_all([model(**values(n)) for n in (1, 2)])
     with sync_db.begin() as session:
         tasks = session.claim_many(model, limit=2, lease=None)
         session.complete(tasks)
@@ -223,8 +222,7 @@ def test_each_model_is_claimed_without_a_lease(
 def test_rows(sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]) -> None:
     columns = {prop.key for prop in inspect(model).column_attrs}
     given = [{name: value for name, value in values(n).items() if name in columns} for n in (1, 2)]
-    with sync_db.begin() as session:
-        session.enqueue(model, given)
+    sync_db.committed.enqueue(model, given)
     with sync_db.begin() as session:
         tasks = session.claim_many(model, limit=3)
         assert [{name: getattr(task, name) for name in row} for task, row in zip(tasks, given, strict=True)] == given
@@ -241,8 +239,7 @@ def test_rows_of_a_versioned_model_have_a_version(sync_db: Database) -> None:
 
 
 def test_single_table_inheritance(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Notice(id=1), Reminder(id=2, about="milk"), Reminder(id=3, about="tea")])
+    db.committed.add_all([Notice(id=1), Reminder(id=2, about="milk"), Reminder(id=3, about="tea")])
     with db.begin() as session:
         assert session.claim(Reminder, Reminder.about == "tea").id == 3
         assert session.claim(Reminder).about == "milk"
@@ -263,8 +260,7 @@ def test_the_root_gives_instances_of_its_classes(db: Database) -> None:
 
 
 def test_joined_table_inheritance(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Invoice(id=1), *(CreditNote(id=n, amount=n) for n in (2, 3, 4))])
+    db.committed.add_all([Invoice(id=1), *(CreditNote(id=n, amount=n) for n in (2, 3, 4))])
     with db.begin() as session:
         note = session.claim(CreditNote, CreditNote.amount > 2, CreditNote.kind == "credit_note")
         assert (note.id, note.amount, note.status) == (3, 3, "running")
@@ -300,8 +296,7 @@ def test_relationships_that_load_with_the_row(db: Database, options: list[Any], 
 
 
 def test_only_the_mapper_sets_a_version(db: Database) -> None:
-    with db.begin() as session:
-        session.add(Computed(id=1))
+    db.committed.add(Computed(id=1))
     with db.begin() as session:
         task = session.claim(Computed)
         assert (task.version, task.doubled, "body" in task.__dict__) == (1, 2, False)
@@ -313,8 +308,7 @@ def test_only_the_mapper_sets_a_version(db: Database) -> None:
 
 
 def test_the_options_of_an_abstract_base(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Export(id=1), Import(id=1)])
+    db.committed.add_all([Export(id=1), Import(id=1)])
     with db.begin() as session:
         export, imported = session.claim(Export), session.claim(Import)
         assert (export.max_attempts, imported.max_attempts) == (2, 9)

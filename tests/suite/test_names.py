@@ -98,8 +98,7 @@ def test_every_statement(sync_db: Database, models: _Models) -> None:
         assert actor.prune(plain, limit=1) == 1
         actor.prune(plain)
         assert actor.stats(plain).total == 0
-    with sync_db.begin() as actor:
-        actor.enqueue(models.limited, [{"limit_key": "k"}, {"limit_key": "k"}])
+    sync_db.committed.enqueue(models.limited, [{"limit_key": "k"}, {"limit_key": "k"}])
     with sync_db.begin() as actor:
         actor.complete(actor.claim(models.limited))
 

@@ -61,8 +61,7 @@ def test_no_row_is_locked_that_is_not_taken(
     second.rollback()
     first.complete(mine)
     first.commit()
-    with sync_db.begin() as actor:
-        assert actor.stats(model)["completed"] == 10
+    assert sync_db.committed.stats(model)["completed"] == 10
 
 
 def test_an_undeclared_partitioning_is_reported(sync_db: Database, model: Any) -> None:

@@ -34,8 +34,7 @@ def test_pause_and_resume(db: Database) -> None:
     with db.begin() as session:
         assert session.resume(Task) is False
         assert session.paused(Task) == []
-    with db.begin() as session:
-        assert session.pause(Task, reason="the mail server is down", paused_by="ada") is True
+    assert db.committed.pause(Task, reason="the mail server is down", paused_by="ada") is True
     with db.begin() as session:
         (pause,) = session.paused(Task)
         assert session.paused(Mail) == []
@@ -122,8 +121,7 @@ def test_the_victim_of_a_deadlock_gets_an_error(sync_db: Database) -> None:
 
 
 def test_a_pause_during_a_resume(db: Database) -> None:
-    with db.begin() as session:
-        session.pause(Task, paused_by="first")
+    db.committed.pause(Task, paused_by="first")
     first, second = db.session(), db.session()
     assert first.resume(Task)
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
@@ -231,8 +229,7 @@ def test_any_number_of_topics_may_be_paused(sync_db: Database) -> None:
     adapter = adapter_for(sync_db.session_engine.dialect)
     where = not_paused(adapter, Mail.__queue_spec__, {f"mail:{topic}" for topic in topics})
     assert where is not None
-    with sync_db.begin() as actor:
-        assert [mail.topic for mail in actor.claim_many(Mail, *where, limit=5)] == ["open"]
+    assert [mail.topic for mail in sync_db.committed.claim_many(Mail, *where, limit=5)] == ["open"]
     with sync_db.begin() as actor:
         due = actor.run(poll, Mail, *where).due  # the heartbeat's; there is no other query
         assert due is not None

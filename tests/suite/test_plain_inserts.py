@@ -81,14 +81,12 @@ def test_early_rows_are_never_claimed(db: Database, model: Any) -> None:
         with db.begin() as actor:
             assert actor.claim(model, *where, **arguments) is None
             assert actor.claim_many(model, limit=100, **arguments) == []
-    with db.begin() as actor:
-        assert actor.consume(model) is None
+    assert db.committed.consume(model) is None
 
 
 def test_an_early_row_is_not_claimed_by_its_key(db: Database) -> None:
     by_plain_sql(db, Task, id=7, name="later", available_at=TOMORROW)
-    with db.begin() as actor:
-        assert actor.claim(Task, Task.id == 7) is None
+    assert db.committed.claim(Task, Task.id == 7) is None
 
 
 def test_an_early_row_is_claimed_once_its_time_has_come(db: Database) -> None:
@@ -96,8 +94,7 @@ def test_an_early_row_is_claimed_once_its_time_has_come(db: Database) -> None:
     by_plain_sql(db, Task, name="soon", available_at=moment)
     task = None
     while task is None:
-        with db.begin() as actor:
-            task = actor.claim(Task)
+        task = db.committed.claim(Task)
     assert task.claimed_at >= moment
 
 
@@ -147,8 +144,7 @@ def test_statistics_count_waiting_tasks(sync_db: Database) -> None:
 
 
 def postponed(db: Database, *where: Any, limit: int = 1_000) -> int:
-    with db.begin() as actor:
-        return actor.run(postpone, Task, *where, limit=limit)
+    return db.committed.run(postpone, Task, *where, limit=limit)
 
 
 def test_postpone(db: Database) -> None:
@@ -191,13 +187,11 @@ def test_a_schedule_alone_is_planned_by_the_first_claim(sync_db: Database, lease
             planned = actor.scalars(select(Report).where(Report.id == number)).one()
         assert planned.status == "scheduled"
         assert planned.available_at == planned.created_at + HOUR
-    with sync_db.begin() as actor:
-        assert timedelta(0) < actor.run(next_due, Report) <= HOUR
+    assert timedelta(0) < sync_db.committed.run(next_due, Report) <= HOUR
 
 
 def overview(db: Database) -> Any:
-    with db.begin() as actor:
-        return actor.overview(Report)
+    return db.committed.overview(Report)
 
 
 def test_a_plain_insert_with_a_schedule_runs_and_recurs(db: Database) -> None:

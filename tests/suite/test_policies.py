@@ -155,10 +155,8 @@ def test_dead_letters_are_listed_and_brought_back(db: Database) -> None:
 
 def test_hung_tasks_are_rescued_too(db: Database) -> None:
     db.insert(Task, [{}, {}])
-    with db.begin() as actor:
-        hung, busy = actor.claim_many(Task, limit=2)
-    with db.begin() as actor:
-        assert actor.retry(Task) == 0
+    hung, busy = db.committed.claim_many(Task, limit=2)
+    assert db.committed.retry(Task) == 0
     end_leases(db)
     with db.begin() as actor:
         actor.heartbeat(busy)
@@ -202,8 +200,7 @@ def test_workers_respect_the_retention_of_dead_letters(
 def test_a_recurring_task_is_never_given_up(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Report.__queue_spec__
     monkeypatch.setitem(spec.__dict__, "options", QueueOptions(retry=RetryByError({ValueError: None})))
-    with sync_db.begin() as actor:
-        actor.enqueue(task := Report(schedule="PT1H", available_at=clock(sync_db)))
+    sync_db.committed.enqueue(task := Report(schedule="PT1H", available_at=clock(sync_db)))
     with sync_db.begin() as actor:
         actor.fail(claim_of(actor.claim(Report)), ValueError("no luck"))
     found = row(sync_db, task)

@@ -98,23 +98,18 @@ def test_tasks_of_crashed_claimers_account_for_the_crash_as_a_claim_does(db: Dat
 
 def test_the_crashed_claim_is_lost(db: Database) -> None:
     db.insert(Task, rows(1))
-    with db.begin() as actor:
-        claim = claim_of(actor.claim(Task))
+    claim = claim_of(db.committed.claim(Task))
     crash(db, Task)
     assert promoted(db) == 1
     with db.session() as zombie, pytest.raises(ClaimLostError):
         zombie.complete(claim)
-    with db.begin() as actor:
-        assert actor.claim(Task).attempt == 2
+    assert db.committed.claim(Task).attempt == 2
 
 
 def test_a_task_that_was_enqueued_again_while_it_ran_has_all_its_attempts(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Listing(unique_key="a", max_attempts=5))
-    with db.begin() as actor:
-        assert actor.claim(Listing) is not None
-    with db.begin() as actor:
-        actor.enqueue(Listing(unique_key="a"), on_conflict="rerun")
+    db.committed.enqueue(Listing(unique_key="a", max_attempts=5))
+    assert db.committed.claim(Listing) is not None
+    db.committed.enqueue(Listing(unique_key="a"), on_conflict="rerun")
     crash(db, Listing)
     assert promoted(db, Listing) == 1
     found = stored(db, Listing)
@@ -123,31 +118,25 @@ def test_a_task_that_was_enqueued_again_while_it_ran_has_all_its_attempts(db: Da
 
 def test_a_recurring_task_keeps_its_planned_time(db: Database) -> None:
     db.insert(Report, [{"schedule": "PT1H", "status": "scheduled", "available_at": PAST}])
-    with db.begin() as actor:
-        assert actor.claim(Report) is not None
+    assert db.committed.claim(Report) is not None
     crash(db, Report)
     assert promoted(db, Report) == 1
-    with db.begin() as actor:
-        assert actor.claim(Report).scheduled_for == PAST
+    assert db.committed.claim(Report).scheduled_for == PAST
 
 
 def test_slots_of_crashed_tasks_are_freed(db: Database) -> None:
     db.insert(Visit, [{"limit_key": "a"}] * 3)
-    with db.begin() as actor:
-        assert len(actor.claim_many(Visit, limit=3)) == 2
+    assert len(db.committed.claim_many(Visit, limit=3)) == 2
     crash(db, Visit)
     assert promoted(db, Visit) == 2
     assert count(db, Slot, Slot.status == "running") == 0
-    with db.begin() as actor:
-        assert len(actor.claim_many(Visit, limit=3)) == 2
+    assert len(db.committed.claim_many(Visit, limit=3)) == 2
 
 
 @pytest.mark.usefixtures("recorded")
 def test_the_crashed_attempt_is_recorded(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add(history.Parcel())
-    with db.begin() as actor:
-        task = actor.claim(history.Parcel, claimed_by="gone")
+    db.committed.add(history.Parcel())
+    task = db.committed.claim(history.Parcel, claimed_by="gone")
     crash(db, history.Parcel)
     assert promoted(db, history.Parcel) == 1
     with db.begin() as actor:

@@ -55,8 +55,7 @@ def test_adopted_rows_are_pruned_on_request(db: Database) -> None:
 
 
 def test_rows_from_before_that_are_not_in_one_table(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Invoice(id=1, **ADOPTED), CreditNote(id=2, amount=1, **ADOPTED), CreditNote(id=3, **DONE)])
+    db.committed.add_all([Invoice(id=1, **ADOPTED), CreditNote(id=2, amount=1, **ADOPTED), CreditNote(id=3, **DONE)])
     with db.begin() as session:
         assert session.prune(Invoice, DAY) == 1
         assert session.prune(CreditNote, DAY, adopted=True) == 1
@@ -70,12 +69,10 @@ def test_their_age_has_to_be_given(db: Database) -> None:
 
 def test_a_row_from_before_can_be_redriven(db: Database) -> None:
     db.insert(Mail, [{"id": 1, **ADOPTED, "status": "discarded"}])
-    with db.begin() as session:
-        assert session.retry(Mail) == 1
+    assert db.committed.retry(Mail) == 1
     with db.begin() as session:
         session.complete(session.claim(Mail))
-    with db.begin() as session:
-        assert session.prune(Mail, timedelta(0)) == 1
+    assert db.committed.prune(Mail, timedelta(0)) == 1
 
 
 def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> None:
@@ -157,8 +154,7 @@ def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> Non
     other = Table("reminder_of_others", metadata, Column("invoice_id", ForeignKey("invoice.id"), primary_key=True))
     other.create(strict_db.engine)
     try:
-        with strict_db.begin() as session:
-            session.add_all([Invoice(id=1, **DONE), *(CreditNote(id=n, **DONE) for n in (2, 3, 4))])
+        strict_db.committed.add_all([Invoice(id=1, **DONE), *(CreditNote(id=n, **DONE) for n in (2, 3, 4))])
         with strict_db.engine.begin() as connection:
             connection.execute(insert(other), [{"invoice_id": 2}])
         with strict_db.begin() as session:

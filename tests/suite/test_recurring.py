@@ -35,8 +35,7 @@ def recurring(db: Database, model: Any = Report, **columns: Any) -> Any:
 
 
 def claim(db: Database, model: Any = Report) -> Any:
-    with db.begin() as actor:
-        return actor.claim(model)
+    return db.committed.claim(model)
 
 
 def make_due(db: Database, model: Any = Report) -> None:
@@ -165,8 +164,7 @@ def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database
 def test_of_a_run_that_crashed_in_every_attempt_the_next_is_scheduled(db: Database) -> None:
     task, ordinary = recurring(db), recurring(db, schedule=None)
     for _ in range(2):
-        with db.begin() as actor:
-            assert len(actor.claim_many(Report, limit=2)) == 2
+        assert len(db.committed.claim_many(Report, limit=2)) == 2
         end_leases(db, Report)
     with db.begin() as actor:
         assert actor.rescue(Report) == 2
@@ -181,8 +179,7 @@ def test_of_a_run_that_crashed_in_every_attempt_the_next_is_scheduled(db: Databa
 def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any) -> None:
     task = recurring(db, max_attempts=9)
     planned = row(db, task)["available_at"]
-    with db.begin() as actor:
-        assert actor.promote(Report) == 1
+    assert db.committed.promote(Report) == 1
     for call in ("release", "snooze", "fail"):
         with db.begin() as actor:
             run = actor.claim(Report, lease=lease)
@@ -202,11 +199,9 @@ def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any
 def test_a_running_task_that_is_enqueued_again_runs_again_at_once(db: Database) -> None:
     task = recurring(db)
     run = claim(db)
-    with db.begin() as actor:
-        actor.enqueue(Report, [{"id": task.id, "schedule": HOURLY}], on_conflict="rerun")
+    db.committed.enqueue(Report, [{"id": task.id, "schedule": HOURLY}], on_conflict="rerun")
     before = clock(db)
-    with db.begin() as actor:
-        actor.complete(run)
+    db.committed.complete(run)
     assert row(db, task)["status"] == "available"
     with db.begin() as actor:
         again = actor.claim(Report)
@@ -227,14 +222,12 @@ def test_consumed_runs_are_followed_by_others(db: Database) -> None:
 def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  # noqa: F811
     task = recurring(db)
     planned = row(db, task)["available_at"]
-    with db.begin() as actor:
-        assert actor.pause(Report)
+    assert db.committed.pause(Report)
     seen: list[datetime] = []
     workers.serve(Report, without_session(db, lambda run: seen.append(run.scheduled_for)), poll=timedelta(seconds=0.1))
     time.sleep(0.4)
     assert seen == []
-    with db.begin() as actor:
-        assert actor.resume(Report)
+    assert db.committed.resume(Report)
     eventually(lambda: row(db, task)["attempts_before"] == 1)
     assert (seen, row(db, task)["available_at"]) == ([planned], planned + 2 * HOUR)
     assert count(db, QueuePause) == 0
@@ -271,8 +264,7 @@ def test_reschedule(db: Database, running: bool) -> None:
         assert actor.reschedule(Report, Report.id == 0, schedule=HOURLY) == 0
     if run is not None:
         assert row(db, task)["status"] == "running"
-        with db.begin() as actor:
-            actor.complete(run)
+        db.committed.complete(run)
     found = row(db, task)
     assert (found["schedule"], found["drift"], found["status"]) == ("P1DT0S", True, "scheduled")
     step = db.case.time_resolution
@@ -284,8 +276,7 @@ def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Dat
     run = claim(db)
     with db.session() as actor:
         actor.find(Report)
-        with db.begin() as other:
-            other.reschedule(Report, schedule=Every(24 * HOUR))
+        db.committed.reschedule(Report, schedule=Every(24 * HOUR))
         try:
             actor.complete(run)
         except DBAPIError:  # an engine that cannot write rows newer than its snapshot
@@ -297,15 +288,12 @@ def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Dat
 
 def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
     tasks = [recurring(db), recurring(db, schedule=NEVER), recurring(db, schedule=None)]
-    with db.begin() as actor:
-        assert actor.unschedule(Report) == 2
+    assert db.committed.unschedule(Report) == 2
     assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled", "scheduled"]
-    with db.begin() as actor:
-        assert actor.reschedule(Report) == 2
+    assert db.committed.reschedule(Report) == 2
     assert all(row(db, task)["available_at"] > clock(db) for task in tasks[:2])
     make_due(db)
-    with db.begin() as actor:
-        assert len(actor.claim_many(Report, limit=9)) == 3
+    assert len(db.committed.claim_many(Report, limit=9)) == 3
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "crash"])
@@ -313,12 +301,10 @@ def test_unschedule_a_running_task(db: Database, end: str) -> None:
     """There is no further run, however often this one is retried."""
     task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
     run = claim(db, Ping)
-    with db.begin() as actor:
-        assert actor.unschedule(Ping) == 1
+    assert db.committed.unschedule(Ping) == 1
     assert row(db, task)["status"] == "running"
     if end == "fail":
-        with db.begin() as actor:
-            actor.fail(run, "no luck", retry_in=timedelta(0))
+        db.committed.fail(run, "no luck", retry_in=timedelta(0))
     end_leases(db, Ping)
     with db.begin() as actor:
         actor.complete(run if end == "complete" else actor.claim(Ping))
@@ -358,17 +344,14 @@ def test_an_unreadable_schedule_ends_only_its_own_task(db: Database, model: Any)
         claims = [claim_of(task) for task in actor.claim_many(model, limit=2)]
         assert {claim.identity for claim in claims} >= {(1,)}
         actor.complete(claims)
-    with db.begin() as actor:
-        found = dict(actor.run(lambda session: session.execute(select(model.id, model.status)).all()))
+    found = dict(db.committed.run(lambda session: session.execute(select(model.id, model.status)).all()))
     assert found == {2: "scheduled"} | ({} if model.__queue__.on_complete == "delete" else {1: "completed"})
 
 
 def test_a_crashed_task_without_a_readable_schedule_is_rescued(db: Database) -> None:
     with db.engine.begin() as connection:
         connection.execute(insert(Report), [{"id": 1, "schedule": "now and then", "max_attempts": 1}])
-    with db.begin() as actor:
-        claim = claim_of(actor.claim(Report))
+    claim = claim_of(db.committed.claim(Report))
     end_leases(db, Report)
-    with db.begin() as actor:
-        assert actor.rescue(Report) == 1
+    assert db.committed.rescue(Report) == 1
     assert row_of(db, claim)["status"] == "discarded"

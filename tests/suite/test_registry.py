@@ -74,15 +74,13 @@ def test_of_many_workers_those_that_reported_last(fleet: Database) -> None:
 def test_the_number_of_calls_is_of_a_worker_and_not_of_a_queue(fleet: Database) -> None:
     register(fleet, "both", handler("errand_of_fleet"), handler("fleet_call"))
     register(fleet, "calls", handler("fleet_call"))
-    with fleet.begin() as session:
-        assert session.set_concurrency(Errand, 3) == 1
+    assert fleet.committed.set_concurrency(Errand, 3) == 1
     assert written(fleet, FleetWorker.concurrency) == {"both": 3, "calls": None}
 
 
 def test_unserved_queues_are_reported(fleet: Database) -> None:
     register(fleet, "dead", handler("errand_of_fleet"), ago=36)
-    with fleet.begin() as session:
-        assert session.unserved(Fleet) == [Errand, Call]
+    assert fleet.committed.unserved(Fleet) == [Errand, Call]
     register(fleet, "live", handler("fleet_call", "shop.mail"))
     with fleet.begin() as session:
         assert session.unserved(Fleet) == [Errand]
@@ -152,8 +150,7 @@ def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
         session.add_all([errand, call])
 
     def causes(task: Any) -> list[tuple[Cause, str]]:
-        with fleet.begin() as session:
-            return [(reason.cause, reason.text) for reason in session.why(task).reasons]
+        return [(reason.cause, reason.text) for reason in fleet.committed.why(task).reasons]
 
     unserved = [(Cause.UNSERVED, "no live worker serves the queue")]
     register(fleet, "dead", handler("errand_of_fleet"), handler("fleet_call", "shop.mail"), ago=36)
@@ -173,10 +170,8 @@ def test_rows_of_other_releases(fleet: Database) -> None:
     register(fleet, "own", whole)
     with fleet.engine.begin() as connection:
         connection.execute(update(FleetWorker).where(FleetWorker.name == "newer").values(command="dance"))
-    with fleet.begin() as actor:
-        found = {each.name: each for each in actor.workers(Errand)}
-    with fleet.begin() as actor:
-        assert actor.drain_workers(Errand) == 3
+    found = {each.name: each for each in fleet.committed.workers(Errand)}
+    assert fleet.committed.drain_workers(Errand) == 3
     assert found["newer"].command is None
     assert found["newer"].handlers == found["own"].handlers
     (least,) = found["older"].handlers

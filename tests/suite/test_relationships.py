@@ -227,5 +227,4 @@ def test_a_parent_that_is_just_being_flushed(db: Database) -> None:
             actor.add(Client(code="c"))
             with pytest.raises(ArgumentError, match="has no key yet") if on_conflict == "ignore" else nullcontext():
                 actor.commit()
-    with db.begin() as actor:
-        assert actor.claim(Errand).client_id is not None
+    assert db.committed.claim(Errand).client_id is not None

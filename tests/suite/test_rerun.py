@@ -29,8 +29,7 @@ def listing(db: Database) -> RowMapping:
 
 
 def claim(db: Database, model: Any = Listing) -> Any:
-    with db.begin() as actor:
-        return actor.claim(model)
+    return db.committed.claim(model)
 
 
 def rerun(db: Database, *, how: str = "rows", **row: Any) -> None:
@@ -41,8 +40,7 @@ def rerun(db: Database, *, how: str = "rows", **row: Any) -> None:
 
 @pytest.mark.parametrize(("how", "key"), [("rows", {"id": 1}), ("instance", {"unique_key": "a"})])
 def test_a_running_task_runs_once_more(db: Database, key: dict[str, Any], how: str) -> None:
-    with db.begin() as actor:
-        actor.add(Listing(id=1, unique_key="a", version=1))
+    db.committed.add(Listing(id=1, unique_key="a", version=1))
     rerun(db, how=how, **key, version=2)  # it is waiting, so it is only changed
     runs = []
     while task := claim(db):
@@ -51,8 +49,7 @@ def test_a_running_task_runs_once_more(db: Database, key: dict[str, Any], how: s
             for version in (3, 4, 5):
                 rerun(db, how=how, **key, version=version)
             assert listing(db)["status"] == "running"
-        with db.begin() as actor:
-            actor.complete(task)
+        db.committed.complete(task)
     assert runs == [2, 5]
     assert (listing(db)["status"], listing(db)["attempt"]) == ("completed", 2)
 
@@ -70,8 +67,7 @@ ENDS: dict[str, Callable[[Actor, Any], Any]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_every_end_of_a_run_is_followed_by_a_rerun(db: Database, end: str) -> None:
     """This holds even though it was the last attempt."""
-    with db.begin() as actor:
-        actor.add(Listing(id=1, version=1))
+    db.committed.add(Listing(id=1, version=1))
     task = claim(db)
     rerun(db, id=1, version=2)
     assert (listing(db)["status"], claim(db)) == ("running", None)
@@ -80,36 +76,29 @@ def test_every_end_of_a_run_is_followed_by_a_rerun(db: Database, end: str) -> No
     if end == "crash":
         end_leases(db, Listing)
         assert claim(db) is None
-        with db.begin() as actor:
-            assert actor.rescue(Listing) == 1
+        assert db.committed.rescue(Listing) == 1
     assert (listing(db)["status"], listing(db)["finished_at"]) == ("available", None)
     again = claim(db)
     assert (again.version, again.attempt, again.max_attempts, again.finished_at) == (2, 2, 2, None)
-    with db.begin() as actor:
-        actor.complete(again)
+    db.committed.complete(again)
     assert listing(db)["status"] == "completed"
 
 
 def test_a_task_deleted_on_completion_stays_for_its_rerun(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add(Leaflet(id=1, stage="post"))
+    db.committed.add(Leaflet(id=1, stage="post"))
     task = claim(db, Leaflet)
-    with db.begin() as actor:
-        actor.enqueue(Leaflet(id=1), on_conflict="rerun")
-    with db.begin() as actor:
-        actor.complete(task)
+    db.committed.enqueue(Leaflet(id=1), on_conflict="rerun")
+    db.committed.complete(task)
     again = claim(db, Leaflet)
     assert (again.stage, again.attempt) == ("fold", 2)
 
 
 @pytest.mark.asyncio_everywhere
 def test_a_cancelled_run_is_not_followed_by_another(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add(Listing(id=1))
+    db.committed.add(Listing(id=1))
     task = claim(db)
     rerun(db, id=1)
-    with db.begin() as actor:
-        actor.cancel(task)
+    db.committed.cancel(task)
     assert (listing(db)["status"], listing(db)["finished_at"] is None) == ("cancelled", False)
 
 
@@ -159,14 +148,12 @@ def test_older_versions_change_nothing(db: Database, key: dict[str, Any], runnin
     first = datetime(2026, 1, 1)
     values = [first + timedelta(days=n) if kind == "changed_at" else n for n in range(4)]
     version = getattr(Listing, kind)
-    with db.begin() as actor:
-        actor.add(Listing(id=1, unique_key="a"))  # with no version, everything is newer
+    db.committed.add(Listing(id=1, unique_key="a"))  # with no version, everything is newer
     task = claim(db) if running else None
 
     def enqueue(number: int, priority: int) -> RowMapping:
         row = {**key, kind: values[number], "priority": priority, "description": str(priority) * 5_000}
-        with db.begin() as actor:
-            actor.enqueue(Listing, [row], on_conflict="rerun", version=version)
+        db.committed.enqueue(Listing, [row], on_conflict="rerun", version=version)
         return listing(db)
 
     assert (enqueue(1, 1)[kind], listing(db)["priority"]) == (values[1], 1)
@@ -176,24 +163,20 @@ def test_older_versions_change_nothing(db: Database, key: dict[str, Any], runnin
     assert enqueue(1, 4) == before
     if not running:
         return
-    with db.begin() as actor:
-        actor.complete(task)
+    db.committed.complete(task)
     task = claim(db)
     assert enqueue(2, 5)["claimed_at"] is not None, "what is not newer causes a run"
-    with db.begin() as actor:
-        actor.complete(task)
+    db.committed.complete(task)
     assert listing(db)["status"] == "completed"
 
 
 def test_a_completed_task_remembers_its_version(db: Database) -> None:
     def enqueue(version: int) -> RowMapping:
-        with db.begin() as actor:
-            actor.enqueue(Listing(id=1, version=version), on_conflict="rerun", version=Listing.version)
+        db.committed.enqueue(Listing(id=1, version=version), on_conflict="rerun", version=Listing.version)
         return listing(db)
 
     enqueue(2)
-    with db.begin() as actor:
-        actor.consume(Listing)
+    db.committed.consume(Listing)
     done = listing(db)
     assert enqueue(1) == enqueue(2) == done
     assert (enqueue(3)["status"], listing(db)["version"]) == ("available", 3)

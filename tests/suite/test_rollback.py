@@ -101,8 +101,7 @@ def test_a_savepoint_rollback_undoes_a_consume(db: Database, model: Any) -> None
 
 
 def test_a_message_that_was_claimed(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Outgoing(payload={}))
+    db.committed.enqueue(Outgoing(payload={}))
     with db.begin() as actor:
         with undone(actor):
             (message,) = actor.run(claim_messages, Outgoing, limit=1)

@@ -34,8 +34,7 @@ def test_final_rows_run_again_and_no_others(db: Database) -> None:
         ended = ENDED if status in FINAL else {"available_at": TOMORROW, "attempt": 1, "max_attempts": 3}
         db.insert(Task, [{"id": number, "status": status.value, "name": status.value, "error": "no", **ended}])
     before = {status: row(db, key=number) for number, status in enumerate(Status, 1)}
-    with db.begin() as actor:
-        assert actor.rerun(Task) == 3
+    assert db.committed.rerun(Task) == 3
     for number, status in enumerate(Status, 1):
         again = row(db, key=number)
         if status not in FINAL:
@@ -43,23 +42,20 @@ def test_final_rows_run_again_and_no_others(db: Database) -> None:
             continue
         assert (again.status, again.attempt, again.max_attempts, again.finished_at) == ("available", 3, 6, None)
         assert PAST < again.available_at.replace(tzinfo=PAST.tzinfo) <= clock(db)
-    with db.begin() as actor:
-        assert actor.rerun(Task) == 0
+    assert db.committed.rerun(Task) == 0
 
 
 def test_rows_from_before_the_table_was_a_queue(db: Database) -> None:
     adopted = {"queue_status": "completed", "available_at": TOMORROW, "finished_at": None}
     db.insert(Order, [{"id": n, "status": "paid", **adopted} for n in (1, 2)])
-    with db.begin() as actor:
-        assert actor.rerun(Order, Order.id == 2) == 1
+    assert db.committed.rerun(Order, Order.id == 2) == 1
     with db.begin() as actor:
         order = actor.claim(Order)
         assert (order.id, order.status, order.attempt) == (2, "paid", 1)
 
 
 def test_subclasses(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add_all([CreditNote(amount=n) for n in (1, 2)])
+    db.committed.add_all([CreditNote(amount=n) for n in (1, 2)])
     with db.begin() as actor:
         actor.complete(actor.claim_many(CreditNote, limit=2))
         assert actor.rerun(CreditNote, CreditNote.amount == 2) == 1
@@ -69,8 +65,7 @@ def test_subclasses(db: Database) -> None:
 def test_a_pipeline_starts_at_its_first_stage(db: Database) -> None:
     dead = {"stage": "print", "attempts_before": 2, **ENDED}
     db.insert(Film, [{"id": 1, "status": "completed", **dead}, {"id": 2, "status": "discarded", **dead}])
-    with db.begin() as actor:
-        assert actor.rerun(Film) == 2
+    assert db.committed.rerun(Film) == 2
     for key in (1, 2):
         again = row(db, Film, key)
         assert (again.stage, again.attempts_before, again.max_attempts) == ("cut", 3, 5)
@@ -81,8 +76,7 @@ def test_a_recurring_task_gets_its_next_run(db: Database) -> None:
     ended = {"status": "cancelled", "attempts_before": 1, "scheduled_for": PAST, **ENDED}
     db.insert(Report, [{"id": n, "schedule": text, **ended} for n, text in enumerate((hourly, daily, hourly, None), 1)])
     before = clock(db)
-    with db.begin() as actor:
-        assert actor.rerun(Report) == 4
+    assert db.committed.rerun(Report) == 4
     for key, hours in ((1, 1), (2, 24), (3, 1)):
         again = row(db, Report, key)
         assert (again.status, again.attempts_before, again.scheduled_for) == ("scheduled", 3, None)

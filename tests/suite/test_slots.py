@@ -43,8 +43,7 @@ def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Data
         if not _ended_while_changing_hands(sync_db, ENDS[end], claims, place):
             break
         for running in select_running(sync_db):
-            with sync_db.begin() as actor:
-                actor.cancel(running)
+            sync_db.committed.cancel(running)
         assert held(sync_db) == 0
     assert place > 1
 
@@ -59,8 +58,7 @@ def _ended_while_changing_hands(
 
     def hand_over() -> None:
         with suppress(ClaimLostError):
-            with db.begin() as other:
-                other.release(claims)
+            db.committed.release(claims)
             claim(db)
 
     def interfere(*_: Any) -> None:
@@ -154,8 +152,7 @@ def test_a_task_that_changes_its_key_while_it_is_claimed_has_no_slot_of_another(
         for thread in threads:
             thread.join()
         assert count(sync_db, Visit, Visit.status == "running", Visit.limit_key == "full") == 2
-        with sync_db.begin() as actor:
-            actor.complete(claims)
+        sync_db.committed.complete(claims)
         if not threads:
             break
 
@@ -189,8 +186,7 @@ def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database,
             with QueueSession(bind) as session:
                 assert session.find(Visit) == []  # it has begun, with a snapshot of the earlier state
                 if not sync_db.case.one_writer:
-                    with sync_db.begin() as actor:
-                        actor.set_limit(Visit, f"{name} b", 7)
+                    sync_db.committed.set_limit(Visit, f"{name} b", 7)
                 keys = [f"{name} {key}" for key in "abc"]
                 try:
                     create_slots(session, adapter, spec, keys)
@@ -215,13 +211,10 @@ def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> N
 
 def test_a_running_task_keeps_the_key_of_its_slot(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}])
-    with db.begin() as actor:
-        claim = claim_of(actor.claim(Visit))
-    with db.begin() as actor:
-        actor.enqueue(Visit, [{"id": 1, "limit_key": "b"}], on_conflict="replace")
+    claim = claim_of(db.committed.claim(Visit))
+    db.committed.enqueue(Visit, [{"id": 1, "limit_key": "b"}], on_conflict="replace")
     assert row_of(db, claim)["limit_key"] == "a"
-    with db.begin() as actor:
-        actor.heartbeat(claim)
+    db.committed.heartbeat(claim)
 
 
 def test_at_most_once_handlers_of_limited_tasks_are_rejected(sync_db: Database) -> None:

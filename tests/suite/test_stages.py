@@ -30,20 +30,17 @@ def film(db: Database) -> RowMapping:
 
 
 def claim(db: Database, *where: Any, model: Any = Film) -> Any:
-    with db.begin() as actor:
-        return actor.claim(model, *where)
+    return db.committed.claim(model, *where)
 
 
 def complete(db: Database, task: Any, **arguments: Any) -> None:
-    with db.begin() as actor:
-        actor.complete(task, **arguments)
+    db.committed.complete(task, **arguments)
 
 
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_task_moves_from_stage_to_stage(db: Database, lease: Any) -> None:
     """Each step is one commit together with its writes, or does not happen."""
-    with db.begin() as actor:
-        actor.add(Film(id=7))
+    db.committed.add(Film(id=7))
     for number, (stage, following) in enumerate([("cut", "dub"), ("dub", "print"), ("print", "print")], start=1):
         for other in {"cut", "dub", "print"} - {stage}:
             assert claim(db, Film.stage == other) is None
@@ -71,8 +68,7 @@ def test_workers_are_notified_of_the_next_stage(db: Database) -> None:
 
 
 def test_a_task_moves_to_a_named_stage(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add(Film(stage="dub"))
+    db.committed.add(Film(stage="dub"))
     for stage in ("cut", "print", "cut"):  # forward, back, and from the last
         complete(db, claim(db), stage=stage)
         assert (film(db)["status"], film(db)["stage"]) == ("available", stage)
@@ -84,8 +80,7 @@ def test_a_task_moves_to_a_named_stage(db: Database) -> None:
 
 
 def test_tasks_of_several_stages_are_completed_in_one_call(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Film, [{"stage": stage} for stage in ("cut", "dub", "print")])
+    db.committed.enqueue(Film, [{"stage": stage} for stage in ("cut", "dub", "print")])
     with db.begin() as actor:
         tasks = actor.claim_many(Film, limit=3)
         actor.complete(tasks)
@@ -102,12 +97,10 @@ def test_tasks_of_several_stages_are_completed_in_one_call(db: Database) -> None
 
 def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
     """Each stage has two attempts, the second after ten seconds."""
-    with db.begin() as actor:
-        actor.add(Film())
+    db.committed.add(Film())
     for stage in ("cut", "dub"):
         task = claim(db)
-        with db.begin() as actor:
-            actor.fail(task, "no")
+        db.committed.fail(task, "no")
         failed = film(db)
         assert (failed["status"], failed["stage"]) == ("retryable", stage)
         assert timedelta(seconds=5) < failed["available_at"] - clock(db) <= timedelta(seconds=10)
@@ -144,18 +137,15 @@ ENDS: dict[str, Callable[[Actor, Any], Any]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str) -> None:
     """This holds however the current run, the last attempt, ends."""
-    with db.begin() as actor:
-        actor.add(Film(id=1, stage="dub"))
+    db.committed.add(Film(id=1, stage="dub"))
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no", timedelta(0))
     task = claim(db)
-    with db.begin() as actor:
-        actor.enqueue(Film(id=1), on_conflict="rerun")
+    db.committed.enqueue(Film(id=1), on_conflict="rerun")
     with db.begin() as actor:
         ENDS[end](actor, task)
     end_leases(db, Film)
-    with db.begin() as actor:
-        actor.rescue(Film)
+    db.committed.rescue(Film)
     again = claim(db)
     assert (again.stage, again.attempt, again.attempts_before, again.max_attempts) == ("cut", 3, 2, 4)
     complete(db, again)
@@ -166,26 +156,22 @@ def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str)
 
 
 def test_a_run_that_is_not_repeated_continues_at_its_stage(db: Database) -> None:
-    with db.begin() as actor:
-        actor.add(Film(id=1, stage="dub"))
+    db.committed.add(Film(id=1, stage="dub"))
     task = claim(db)
     for row in ({"id": 1}, {"id": 1, "stage": "cut"}):
-        with db.begin() as actor:
-            actor.enqueue(Film, [row], on_conflict="replace")
+        db.committed.enqueue(Film, [row], on_conflict="replace")
     complete(db, task)
     assert film(db)["stage"] == "print"
     with db.begin() as actor:  # unless it waits; the first stage can be set
         actor.enqueue(Film, [{"id": 1, "stage": "dub"}], on_conflict="replace")
     task = claim(db, Film.stage == "dub")
-    with db.begin() as actor:
-        actor.enqueue(Film, [{"id": 1, "stage": "print"}], on_conflict="rerun")
+    db.committed.enqueue(Film, [{"id": 1, "stage": "print"}], on_conflict="rerun")
     complete(db, task)
     assert film(db)["stage"] == "print"
 
 
 def test_tasks_that_end_early_keep_their_stage(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Film, [{}, {}])
+    db.committed.enqueue(Film, [{}, {}])
     with db.begin() as actor:
         a, b = actor.claim_many(Film, limit=2)
         actor.discard(a, "no")
@@ -195,8 +181,7 @@ def test_tasks_that_end_early_keep_their_stage(db: Database) -> None:
 
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_task_deleted_on_completion_is_deleted_after_its_last_stage(db: Database, lease: Any) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Leaflet, [{}, {"stage": "post"}])
+    db.committed.enqueue(Leaflet, [{}, {"stage": "post"}])
     for left in (1, 0):
         with db.begin() as actor:
             tasks = actor.claim_many(Leaflet, limit=2, lease=lease)
@@ -261,8 +246,7 @@ def test_a_staged_task_keeps_its_error(db: Database, call: str) -> None:
             actor.discard(claim, "for a reason")
     if call == "rescue":
         end_leases(db, Leaflet)
-        with db.begin() as actor:
-            assert actor.rescue(Leaflet) == 1
+        assert db.committed.rescue(Leaflet) == 1
     found = row_of(db, claim)
     assert found["status"] == "discarded"
     assert found["error"]
@@ -279,8 +263,7 @@ def stored(db: Database) -> list[Any]:
 
 
 def test_a_result_is_kept(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Film, [{"stage": "print"} for _ in (*RESULTS, None)])
+    db.committed.enqueue(Film, [{"stage": "print"} for _ in (*RESULTS, None)])
     with db.begin() as actor:
         tasks = actor.claim_many(Film, limit=100)
         for task, result in zip(tasks, RESULTS, strict=False):
@@ -290,8 +273,7 @@ def test_a_result_is_kept(db: Database) -> None:
 
 
 def test_a_result_of_a_stage_waits_for_the_next(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Film, [{}, {}])
+    db.committed.enqueue(Film, [{}, {}])
     with db.begin() as actor:
         actor.complete(actor.claim_many(Film, limit=2), {"scenes": 3})
     with db.begin() as actor:
@@ -313,12 +295,10 @@ def test_a_result_without_a_column_is_rejected(db: Database) -> None:
 
 
 def test_a_new_life_has_no_result_yet(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Film, [{"id": 1, "stage": "print"}])
+    db.committed.enqueue(Film, [{"id": 1, "stage": "print"}])
     with db.begin() as actor:
         actor.complete(actor.claim(Film), {"reels": 3})
-    with db.begin() as actor:
-        actor.enqueue(Film, [{"id": 1}], on_conflict="rerun")
+    db.committed.enqueue(Film, [{"id": 1}], on_conflict="rerun")
     with db.begin() as actor:
         (film,) = actor.scalars(select(Film)).all()
         assert (film.status, film.stage, film.result) == ("available", "cut", None)

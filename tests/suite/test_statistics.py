@@ -241,8 +241,7 @@ def test_renamed_columns(db: Database) -> None:
 
 def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
     now = clock(db)
-    with db.begin() as session:
-        session.add_all([Notice(**finished(now)), Reminder(about="milk", **finished(now)), Reminder(about="tea")])
+    db.committed.add_all([Notice(**finished(now)), Reminder(about="milk", **finished(now)), Reminder(about="tea")])
     with db.begin() as session:
         counted = [sum(bucket.completed for bucket in session.timeline(model)) for model in (Notice, Reminder)]
         assert counted == [2, 1]

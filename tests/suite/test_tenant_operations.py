@@ -119,8 +119,7 @@ def filled(db: Database) -> Iterator[Database]:
     handler = {"queue": Deed.__tablename__, "functions": None, "whole": True, "slots": 1, "busy": 0}
     worker = {"name": "w", "host": "h", "process": 1, "started_at": now, "seen_at": now, "handlers": [handler]}
     db.insert(Crew, [{"id": "w", **worker}])
-    with db.begin() as actor:
-        actor.set_limit(Deed, f"{OTHER}:limit", 3)
+    db.committed.set_limit(Deed, f"{OTHER}:limit", 3)
     yield db
     tables.empty(db.engine, db.case, Base.metadata)
 

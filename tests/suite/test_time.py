@@ -96,8 +96,7 @@ def test_the_database_clock_is_in_utc(db: Database, host_zone: str) -> None:
 def test_an_hour_from_now_is_the_same_in_every_time_zone(sync_db: Database, host_zone: str) -> None:
     now = clock(sync_db)
     for db in zones(sync_db):
-        with db.begin() as actor:
-            actor.enqueue(Task, [{"number": n, "available_at": now + n * HOUR} for n in (-9, -5, -1, 1, 5, 9)])
+        db.committed.enqueue(Task, [{"number": n, "available_at": now + n * HOUR} for n in (-9, -5, -1, 1, 5, 9)])
         for claimer in zones(sync_db):
             actor = claimer.session()
             assert [task.number for task in actor.claim_many(Task, limit=9)] == [-9, -5, -1]
@@ -153,13 +152,11 @@ def test_fractions_of_a_second_count(db: Database, whole: timedelta) -> None:
 
 def test_a_lease_ends_exactly_on_time(db: Database) -> None:
     db.insert(Task, rows(1))
-    with db.begin() as actor:
-        task = actor.claim(Task, lease=timedelta(seconds=0.4))
+    task = db.committed.claim(Task, lease=timedelta(seconds=0.4))
     ends = row(db, task)["available_at"]
     again, asked = None, clock(db)
     while again is None:
-        with db.begin() as actor:
-            again = actor.claim(Task)
+        again = db.committed.claim(Task)
         assert again is not None or asked < ends
         asked = clock(db)
     assert again.claimed_at >= ends

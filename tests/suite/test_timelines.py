@@ -110,8 +110,7 @@ def test_only_the_completed_have_durations(db: Database) -> None:
     db.insert(Task, [finished(hour, **unclaimed), finished(hour + HOUR, **unclaimed, status="discarded")])
     # tasks to be retried, and running ones, are not finished
     db.insert(Task, [finished(hour, status=status, finished_at=None) for status in ("retryable", "running")])
-    with db.begin() as session:
-        found = by_start(session.timeline(Task))
+    found = by_start(db.committed.timeline(Task))
     took = [Durations(1, each, each, each) for each in (3 * SECOND, 5 * SECOND)]
     assert found[hour] == Bucket(hour, 2, 1, 2, *took)
     assert found[hour + HOUR] == Bucket(hour + HOUR, failed=1)
@@ -144,16 +143,14 @@ def test_a_repeated_hour_has_two_buckets(sync_db: Database, in_berlin: None) -> 
 
 def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
     """All times of a task come from the same clock."""
-    with db.begin() as session:
-        session.enqueue(Task, [{}, {}])
+    db.committed.enqueue(Task, [{}, {}])
     with db.begin() as session:
         time.sleep(0.05)
         first, second = session.claim_many(Task, limit=2)
         time.sleep(0.05)
         session.complete(first)
         session.discard(second, "no")
-    with db.begin() as session:
-        found = [bucket for bucket in session.timeline(Task, bucket=DAY) if bucket.completed]
+    found = [bucket for bucket in db.committed.timeline(Task, bucket=DAY) if bucket.completed]
     assert [(bucket.completed, bucket.failed, bucket.run_time.count) for bucket in found] == [(1, 1, 1)]
     for durations in (found[0].run_time, found[0].waiting_time):
         assert 0.05 * SECOND <= durations.mean < 10 * SECOND

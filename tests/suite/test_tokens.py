@@ -27,8 +27,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def claims(db: Database, model: Any = Task, limit: int = 1, **arguments: Any) -> list[Claim]:
-    with db.begin() as actor:
-        return [claim_of(task) for task in actor.claim_many(model, limit=limit, claimed_by=NAME, **arguments)]
+    return [claim_of(task) for task in db.committed.claim_many(model, limit=limit, claimed_by=NAME, **arguments)]
 
 
 def content(db: Database, model: Any) -> list[dict[str, Any]]:
@@ -138,10 +137,8 @@ def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: 
     """An application may reuse its own keys; SQLite reuses generated ones."""
     db.insert(model, [{"id": 1}])
     (first,) = claims(db, model)
-    with db.begin() as other:
-        other.complete(first)
-    with db.begin() as other:
-        other.prune(model, timedelta(0))
+    db.committed.complete(first)
+    db.committed.prune(model, timedelta(0))
     db.insert(model, [{"id": 1}])
     (second,) = claims(db, model)
     assert (first.identity, first.attempt) == (second.identity, second.attempt)
@@ -155,8 +152,7 @@ def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: 
 @pytest.mark.requires("reuses_keys")
 @pytest.mark.parametrize("model", [Spool, Mail])
 def test_a_reused_rowid_has_another_token(db: Database, model: Any) -> None:
-    with db.begin() as actor:
-        actor.add(model())
+    db.committed.add(model())
     (first,) = claims(db, model)
     with db.begin() as other:
         other.complete(first)
@@ -208,8 +204,7 @@ def test_a_row_to_be_rerun_keeps_its_token(db: Database) -> None:
     with undone(db, Listing):
         (first,) = claims(db, Listing)
     (second,) = claims(db, Listing)
-    with db.begin() as actor:
-        actor.enqueue(Listing, [{"id": 1, "version": 2}], on_conflict="rerun")
+    db.committed.enqueue(Listing, [{"id": 1, "version": 2}], on_conflict="rerun")
     with db.session() as actor:
         assert_lost(db, actor, "complete", first)
         actor.complete(second)
@@ -222,8 +217,7 @@ def test_messages(db: Database) -> None:
     db.insert(Outgoing, [{"id": number, "message_key": "a"} for number in (1, 2)])
 
     def claim() -> list[Claim]:
-        with db.begin() as actor:
-            return [claim_of(each) for each in actor.run(claim_messages, Outgoing, limit=2, claimed_by=NAME)]
+        return [claim_of(each) for each in db.committed.run(claim_messages, Outgoing, limit=2, claimed_by=NAME)]
 
     with undone(db, Outgoing):
         first = claim()
@@ -237,8 +231,7 @@ def test_messages(db: Database) -> None:
 @pytest.mark.parametrize("outcome", [COMPLETED, RELEASED])
 def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None:
     """A lost claim frees only its own slot, never that of its successor."""
-    with db.begin() as actor:
-        actor.set_limit(Visit, "a", 1)
+    db.committed.set_limit(Visit, "a", 1)
     db.insert(Visit, [{"id": number, "limit_key": "a"} for number in (1, 2)])
     with undone(db, Visit, Slot):
         (first,) = claims(db, Visit)
@@ -248,8 +241,7 @@ def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None
         assert actor.run(extend, [first], MINUTE) == [first]
         assert actor.run(write_outcomes, [(first, outcome)]) == [first]
     assert claims(db, Visit) == [], "the limit is exceeded"
-    with db.begin() as actor:
-        actor.complete(second)
+    db.committed.complete(second)
     assert len(claims(db, Visit)) == 1
 
 
@@ -268,8 +260,7 @@ def test_tasks_started_by_other_programs_have_no_token(db: Database) -> None:
 @pytest.mark.parametrize("limit_key", ["a", None])
 def test_limited_tasks_that_run_by_other_means(db: Database, limit_key: str | None) -> None:
     db.insert(Visit, [{"id": 1, "status": "running", "attempt": 1, "limit_key": limit_key}])
-    with db.begin() as actor:
-        assert actor.cancel(Visit, Visit.id == 1) == 1
+    assert db.committed.cancel(Visit, Visit.id == 1) == 1
 
 
 def _tell(answers: Any) -> None:

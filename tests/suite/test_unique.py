@@ -76,8 +76,7 @@ ENDINGS: dict[str, Callable[[Actor, Database], Any]] = {
 
 def test_every_end_of_a_task_frees_its_key(db: Database) -> None:
     for number, (way, end) in enumerate(ENDINGS.items(), start=1):
-        with db.begin() as actor:
-            actor.enqueue(Listing(unique_key="a"))  # there is another after each of them
+        db.committed.enqueue(Listing(unique_key="a"))  # there is another after each of them
         with db.begin() as actor:
             end(actor, db)
         ended = last(db)
@@ -87,8 +86,7 @@ def test_every_end_of_a_task_frees_its_key(db: Database) -> None:
 
 def test_a_deleted_task_frees_its_key(db: Database) -> None:
     for _ in range(2):
-        with db.begin() as actor:
-            actor.enqueue(Leaflet(unique_key="a", stage="post"))
+        db.committed.enqueue(Leaflet(unique_key="a", stage="post"))
         with db.begin() as actor:
             actor.complete(actor.claim(Leaflet))
         assert count(db, Leaflet) == 0
@@ -110,19 +108,16 @@ def test_unfinished_tasks_keep_their_key(db: Database) -> None:
 
 
 def test_retry_gives_the_key_back(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Listing(unique_key="a"))
+    db.committed.enqueue(Listing(unique_key="a"))
     for _ in range(2):
         with db.begin() as actor:
             actor.fail(actor.claim(Listing), "no")
-        with db.begin() as actor:
-            assert actor.retry(Listing) == 1
+        assert db.committed.retry(Listing) == 1
         assert (last(db)["status"], last(db)["unique_key"], last(db)["former_key"]) == ("available", "a", None)
     with db.begin() as actor:
         actor.discard(actor.claim(Listing), "no")
         actor.enqueue(Listing(unique_key="a"))
-    with db.begin() as actor:
-        assert actor.retry(Listing).taken == 1
+    assert db.committed.retry(Listing).taken == 1
     assert [each["status"] for each in listings(db)] == ["discarded", "available"]
 
 
@@ -143,8 +138,7 @@ BY_EITHER = "^Listing with id 1 or an unfinished Listing with unique_key 'a' exi
 )
 @pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
 def test_a_duplicate_is_named(db: Database, rows: list[dict[str, Any]], said: str, as_rows: bool) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Listing(id=1, unique_key="a"))
+    db.committed.enqueue(Listing(id=1, unique_key="a"))
     with db.session() as actor, pytest.raises(DuplicateTaskError, match=said) as duplicate:
         actor.enqueue(Listing, rows) if as_rows else actor.enqueue([Listing(**row) for row in rows])
     assert {name for key in duplicate.value.keys for name in key} == {name for row in rows for name in row}
@@ -154,11 +148,9 @@ def test_a_duplicate_is_named(db: Database, rows: list[dict[str, Any]], said: st
     "key", [{"unique_key": "a"}, {"id": 1}, {"id": 1, "unique_key": "a"}, {"id": 99, "unique_key": "a"}], ids=str
 )
 def test_on_conflict_by_either_key(db: Database, key: dict[str, Any]) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Listing(id=1, unique_key="a", version=1))
+    db.committed.enqueue(Listing(id=1, unique_key="a", version=1))
     for version, (how, kept) in enumerate([("ignore", 1), ("replace", 3), ("rerun", 4)], start=2):
-        with db.begin() as actor:
-            actor.enqueue(Listing, [{**key, "version": version}], on_conflict=how)
+        db.committed.enqueue(Listing, [{**key, "version": version}], on_conflict=how)
         assert (last(db)["id"], last(db)["version"], last(db)["unique_key"]) == (1, kept, "a")
     assert count(db, Listing) == 1
 
@@ -169,8 +161,7 @@ def test_a_final_task_lives_again_by_its_primary_key_alone(db: Database) -> None
             actor.complete(actor.claim(Listing))
 
     def enqueue(how: str, **row: Any) -> None:
-        with db.begin() as actor:
-            actor.enqueue(Listing, [row], on_conflict=how)
+        db.committed.enqueue(Listing, [row], on_conflict=how)
 
     enqueue("replace", id=1, unique_key="a")
     complete()
@@ -188,8 +179,7 @@ def test_debouncing(db: Database, how: str) -> None:
     """The last of many calls wins, and its delay starts then."""
     for number, delay in enumerate((3 * MINUTE, MINUTE, 2 * MINUTE), start=1):
         before = clock(db)
-        with db.begin() as actor:
-            actor.enqueue(Listing(unique_key="a", version=number), on_conflict=how, delay=delay)
+        db.committed.enqueue(Listing(unique_key="a", version=number), on_conflict=how, delay=delay)
         (task,) = listings(db)
         assert (task["status"], task["version"]) == ("scheduled", number)
         assert before + delay <= task["available_at"] <= clock(db) + delay
@@ -230,8 +220,7 @@ def test_a_row_that_the_snapshot_does_not_contain(db: Database) -> None:
     assert early.scalar(select(Listing.id)) is None
     if db.case.one_writer:
         early.rollback()  # a transaction with an outdated snapshot can no longer write
-    with db.begin() as other:
-        other.enqueue(Listing(id=1, unique_key="a"))
+    db.committed.enqueue(Listing(id=1, unique_key="a"))
     with suppress(OperationalError):  # an engine may reject writes to rows that its snapshot does not contain
         early.enqueue(Listing, [{"id": 1}], on_conflict="ignore")
         early.commit()

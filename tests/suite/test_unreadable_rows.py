@@ -124,14 +124,12 @@ def test_claims_return_all_other_rows(db: Database, method: str) -> None:
 
 def test_others_are_claimed_instead(db: Database) -> None:
     signs(db, "dove", "dove", "rose", "rose", "rose")
-    with db.begin() as actor:
-        assert [task.id for task in actor.claim_many(Sign, limit=2)] == [3, 4]
+    assert [task.id for task in db.committed.claim_many(Sign, limit=2)] == [3, 4]
 
 
 def test_due_rows(db: Database) -> None:
     signs(db, "rose", "dove", "rose", status="scheduled", available_at=PAST)
-    with db.begin() as actor:
-        assert [task.id for task in actor.claim_many(Sign, limit=10)] == [1, 3]
+    assert [task.id for task in db.committed.claim_many(Sign, limit=10)] == [1, 3]
     assert waits(db, seen(db)[2])
 
 
@@ -140,8 +138,7 @@ def test_ready_and_due_rows_of_one_claim(db: Database) -> None:
     db.insert(Sign, [{"id": n, "status": "scheduled", "available_at": PAST} for n in (3, 4, 5)])
     with db.engine.begin() as connection:
         connection.execute(text("UPDATE sign SET symbol = 'lion' WHERE id = 4"))
-    with db.begin() as actor:
-        assert [task.id for task in actor.claim_many(Sign, limit=10)] == [1, 3, 5]
+    assert [task.id for task in db.committed.claim_many(Sign, limit=10)] == [1, 3, 5]
     rows = seen(db)
     assert waits(db, rows[2])
     assert waits(db, rows[4])
@@ -217,8 +214,7 @@ def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) 
     assert row.status == "discarded"
     assert row.finished_at is not None
     assert row.error.startswith(PREFIX)
-    with db.begin() as actor:
-        assert actor.retry(Sign) == 1
+    assert db.committed.retry(Sign) == 1
     with db.begin() as actor:
         assert METHODS[method](actor) == []
     assert waits(db, seen(db)[1], 1)
@@ -276,8 +272,7 @@ def test_attempts_do_not_overflow(db: Database, number: int) -> None:
         rows = seen(db)
         assert {row.status for row in rows.values()} == {"completed", "discarded"}
         assert {row.attempt for row in rows.values()} == {2**31 - 1}
-        with db.begin() as actor:
-            assert actor.retry(Sign) == 1
+        assert db.committed.retry(Sign) == 1
 
 
 @pytest.mark.parametrize("lease", ["default", None])
@@ -300,8 +295,7 @@ def test_messages_wait_for_the_one_before_them(db: Database) -> None:
         messages = actor.run(claim_messages, Outgoing, limit=100)
         assert [message.id for message in messages] == [a1, b1, b2, none]
         actor.complete(messages)
-    with db.begin() as actor:
-        assert actor.run(claim_messages, Outgoing, limit=100) == []
+    assert db.committed.run(claim_messages, Outgoing, limit=100) == []
     rows = seen(db, Outgoing)
     assert rows[a2].status == "scheduled"
     assert rows[a2].error.startswith(PREFIX)
@@ -337,8 +331,7 @@ def test_a_recurring_task_without_a_time_does_not_run_at_once_later(db: Database
     with riddles(Report, 1), db.begin() as actor:
         assert actor.claim(Report, lease=lease) is None
     again(db, Report)
-    with db.begin() as actor:
-        assert actor.claim(Report, lease=lease) is None
+    assert db.committed.claim(Report, lease=lease) is None
     with db.begin() as actor:
         report = actor.get(Report, 1)
         assert report.available_at == report.created_at + timedelta(hours=1)
@@ -385,8 +378,7 @@ def test_an_unknown_polymorphic_identity(db: Database, lease: Any) -> None:
 
 def test_pruning_rows_of_several_tables(db: Database) -> None:
     done = {"status": "completed", "finished_at": PAST}
-    with db.begin() as actor:
-        actor.add_all([*(Invoice(id=n, **done) for n in (1, 2, 3)), *(CreditNote(id=n, **done) for n in (4, 5, 6))])
+    db.committed.add_all([*(Invoice(id=n, **done) for n in (1, 2, 3)), *(CreditNote(id=n, **done) for n in (4, 5, 6))])
     with db.engine.begin() as connection:
         connection.execute(text("UPDATE invoice SET kind = 'unheard of' WHERE id IN (2, 5)"))
         connection.execute(text("UPDATE invoice SET status = 'cancelled' WHERE id = 6"))

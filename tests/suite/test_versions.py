@@ -57,8 +57,7 @@ MODELS = (Draft, Edition)
 
 
 def one(db: Database, model: Any) -> Any:
-    with db.begin() as actor:
-        return actor.run(lambda session: session.scalars(select(model)).one())
+    return db.committed.run(lambda session: session.scalars(select(model)).one())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -76,16 +75,14 @@ def test_a_new_row_has_a_version(db: Database, model: Any, how: str, on_conflict
 @pytest.mark.requires("copies")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_copied_row_has_a_version(db: Database, model: Any) -> None:
-    with db.begin() as actor:
-        actor.enqueue(model, [{"unique_key": "k"}], copy=True)
+    db.committed.enqueue(model, [{"unique_key": "k"}], copy=True)
     assert one(db, model).counter
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
 def test_a_row_that_is_replaced_is_another_version(db: Database, model: Any, on_conflict: Any) -> None:
-    with db.begin() as actor:
-        actor.enqueue(model(unique_key="k"))
+    db.committed.enqueue(model(unique_key="k"))
     with db.begin() as actor:
         draft = one(db, model)
         seen = draft.counter
@@ -106,8 +103,7 @@ def test_a_row_that_is_replaced_is_another_version(db: Database, model: Any, on_
 def test_the_third_replacement_is_not_the_first_version_again(db: Database, model: Any) -> None:
     seen = set()
     for _ in range(4):
-        with db.begin() as actor:
-            actor.enqueue(model, [{"unique_key": "k"}], on_conflict="replace")
+        db.committed.enqueue(model, [{"unique_key": "k"}], on_conflict="replace")
         seen.add(one(db, model).counter)
     assert len(seen) == 4
 
@@ -140,8 +136,7 @@ def change(actor: Actor, task: Any, text: str) -> None:
 @pytest.mark.parametrize("lease", ["default", None])
 @every_ending
 def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, lease: Any, call: str) -> None:
-    with db.begin() as actor:
-        actor.enqueue(model(unique_key="k"))
+    db.committed.enqueue(model(unique_key="k"))
     with db.begin() as actor:
         task = actor.claim(model, lease=lease)
         change(actor, task, "first")
@@ -155,12 +150,9 @@ def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_claim_that_was_committed_is_written_by_the_orm_too(db: Database, model: Any) -> None:
-    with db.begin() as actor:
-        actor.enqueue(model(unique_key="k"))
-    with db.begin() as actor:
-        task = actor.claim(model)
-    with db.begin() as actor:
-        actor.heartbeat(claim_of(task))
+    db.committed.enqueue(model(unique_key="k"))
+    task = db.committed.claim(model)
+    db.committed.heartbeat(claim_of(task))
     with db.begin() as actor:
         actor.add(task)
         change(actor, task, "first")
@@ -174,8 +166,7 @@ def test_a_server_generated_version_is_read_again(db: Database) -> None:
     assert Press.row_version.expression.name == db.case.row_version
     Press.metadata.create_all(db.engine)
     try:
-        with db.begin() as actor:
-            actor.enqueue(Press(unique_key="k"), on_conflict="replace")
+        db.committed.enqueue(Press(unique_key="k"), on_conflict="replace")
         with db.session() as actor:  # on this server, all versions within a transaction are equal
             task = actor.claim(Press)
             for call in (actor.heartbeat, actor.complete):

@@ -17,8 +17,7 @@ HOUR = timedelta(hours=1)
 
 
 def why(db: Database, model: Any = Task, key: Any = 1) -> Explanation:
-    with db.begin() as session:
-        return session.why(Claim(model, key if isinstance(key, tuple) else (key,), attempt=0))
+    return db.committed.why(Claim(model, key if isinstance(key, tuple) else (key,), attempt=0))
 
 
 def causes(found: Explanation) -> list[Cause]:
@@ -26,8 +25,7 @@ def causes(found: Explanation) -> list[Cause]:
 
 
 def claimed(db: Database, model: Any, count: int = 1, **options: Any) -> list[Any]:
-    with db.begin() as session:
-        return list(session.claim_many(model, limit=count, claimed_by="worker-1", **options))
+    return list(db.committed.claim_many(model, limit=count, claimed_by="worker-1", **options))
 
 
 # -- reasons in the row itself
@@ -80,8 +78,7 @@ def test_why_of_a_task_without_attempts_left(db: Database) -> None:
     (reason,) = why(db).reasons
     assert reason.cause is Cause.EXHAUSTED
     assert "attempt 3 was the last one" in reason.text
-    with db.begin() as session:
-        assert session.rescue(Task)
+    assert db.committed.rescue(Task)
 
 
 def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
@@ -90,8 +87,7 @@ def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
         [{"id": 1, "status": "running", "attempt": 3, "max_attempts": 3, "available_at": PAST, "claim_token": -7}],
     )
     assert causes(why(db)) == [Cause.LEASE_EXPIRED, Cause.READY]
-    with db.begin() as session:
-        assert session.claim(Task).id == 1
+    assert db.committed.claim(Task).id == 1
 
 
 def test_suspected_of_a_crash(db: Database) -> None:
@@ -151,8 +147,7 @@ def test_an_explanation_is_about_the_present_row(db: Database) -> None:
     with db.begin() as session:
         (task,) = session.find(Task)
         session.commit()
-        with db.begin() as other:
-            other.cancel(Task)
+        db.committed.cancel(Task)
         assert causes(session.why(task)) == [Cause.FINISHED]
 
 
@@ -161,23 +156,20 @@ def test_an_explanation_is_about_the_present_row(db: Database) -> None:
 
 def test_why_of_a_paused_task(db: Database) -> None:
     db.insert(Mail, [{"id": 1, "topic": "news"}, {"id": 2, "topic": "bills"}])
-    with db.begin() as session:
-        session.pause(Mail, "news", reason="the provider is down", paused_by="ada")
+    db.committed.pause(Mail, "news", reason="the provider is down", paused_by="ada")
     (reason,) = why(db, Mail, 1).reasons
     assert (reason.cause, reason.by) == (Cause.PAUSED, "ada")
     assert abs(reason.since - clock(db)) < HOUR
     assert reason.text.endswith(": the provider is down")
     assert Cause.PAUSED not in causes(why(db, Mail, 2))
-    with db.begin() as session:
-        session.pause(Mail)
+    db.committed.pause(Mail)
     assert causes(why(db, Mail, 1)).count(Cause.PAUSED) == 2
     assert Cause.PAUSED in causes(why(db, Mail, 2))
 
 
 def test_why_of_a_paused_task_that_is_not_due(db: Database) -> None:
     db.insert(Mail, [{"id": 1, "status": "scheduled", "available_at": TOMORROW}])
-    with db.begin() as session:
-        session.pause(Mail)
+    db.committed.pause(Mail)
     assert causes(why(db, Mail)) == [Cause.NOT_DUE, Cause.PAUSED]
 
 
@@ -236,16 +228,14 @@ def test_the_estimate_uses_the_present_rate(db: Database) -> None:
 
 def test_why_of_a_task_whose_limit_is_reached(db: Database) -> None:
     db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3)])
-    with db.begin() as session:
-        session.set_limit(Visit, "a", 2)
+    db.committed.set_limit(Visit, "a", 2)
     first, second = claimed(db, Visit, 2)
     (reason,) = why(db, Visit, 3).reasons
     assert reason.cause is Cause.LIMIT
     assert [holder.identity for holder in reason.holders] == [(first.id,), (second.id,)]
     assert {holder.worker for holder in reason.holders} == {"worker-1"}
     assert reason.holders[0].since == first.claimed_at
-    with db.begin() as session:
-        session.set_limit(Visit, "b", 0)
+    db.committed.set_limit(Visit, "b", 0)
     db.insert(Visit, [{"id": 9, "limit_key": "b"}])
     assert Cause.LIMIT in causes(why(db, Visit, 9))
 
@@ -294,8 +284,7 @@ def test_why_of_a_task_locked_by_another_transaction(db: Database) -> None:
 def test_others_are_not_locked_and_nothing_stays_locked(db: Database) -> None:
     holder, other = open_claim(db)
     assert causes(other.why(Claim(Task, (2,), 0))) != [Cause.LOCKED]
-    with db.begin() as third:
-        assert third.claim(Task).id == 2
+    assert db.committed.claim(Task).id == 2
     holder.rollback()
 
 

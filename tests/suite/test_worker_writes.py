@@ -21,13 +21,11 @@ pytestmark = pytest.mark.asyncio_everywhere
 
 def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
-    with db.begin() as actor:
-        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    claims = [claim_of(task) for task in db.committed.claim_many(Visit, limit=2)]
     with db.engine.begin() as connection:
         connection.execute(update(Slot).where(Slot.slot_key == "a").values(claimed_by="somebody else"))
     end_leases(db, Visit)
-    with db.begin() as actor:
-        assert actor.run(extend, claims, timedelta(minutes=5)) == [claims[0]]
+    assert db.committed.run(extend, claims, timedelta(minutes=5)) == [claims[0]]
     assert row_of(db, claims[1])["available_at"] > clock(db)
 
 
@@ -35,8 +33,7 @@ def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
 def test_a_heartbeat_does_not_wait_for_a_slot(db: Database) -> None:
     """The slot's task is already settled by a handler whose transaction is still open."""
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
-    with db.begin() as actor:
-        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    claims = [claim_of(task) for task in db.committed.claim_many(Visit, limit=2)]
     end_leases(db, Visit)
     with db.begin() as handler:
         handler.complete(claims[0])
@@ -47,8 +44,7 @@ def test_a_heartbeat_does_not_wait_for_a_slot(db: Database) -> None:
 
 
 def beat(db: Database, claims: list[Claim]) -> list[Claim]:
-    with db.begin() as actor:
-        return actor.run(extend, claims, timedelta(minutes=5))
+    return db.committed.run(extend, claims, timedelta(minutes=5))
 
 
 @pytest.mark.requires("locks_rows")
@@ -56,8 +52,7 @@ def beat(db: Database, claims: list[Claim]) -> list[Claim]:
 def test_workers_write_in_read_committed(sync_db: Database, settle: Any) -> None:
     """This is independent of the engine's level, which might not support skipping locks."""
     sync_db.insert(Task, [{"id": 1}])
-    with sync_db.begin() as actor:
-        claim = claim_of(actor.claim(Task))
+    claim = claim_of(sync_db.committed.claim(Task))
     given = ([claim], timedelta(minutes=5)) if settle is extend else ([(claim, COMPLETED)],)
     with sync_db.variant(isolation_level="SERIALIZABLE").begin() as actor:
         actor.run(settle, *given)
@@ -69,8 +64,7 @@ def test_workers_write_in_read_committed(sync_db: Database, settle: Any) -> None
 @pytest.mark.parametrize("model", [Spool, Leaflet])
 def test_briefly_locked_rows_are_deleted_or_still_running(sync_db: Database, model: Any) -> None:
     sync_db.insert(model, [{"id": 1, "stage": "post"} if model is Leaflet else {"id": 1}])
-    with sync_db.begin() as actor:
-        claim = claim_of(actor.claim(model))
+    claim = claim_of(sync_db.committed.claim(model))
     settler = sync_db.variant()
     with sync_db.session() as other:
         other.execute(select(model).with_for_update())
@@ -80,11 +74,9 @@ def test_briefly_locked_rows_are_deleted_or_still_running(sync_db: Database, mod
                 other.rollback()
 
         event.listen(settler.session_engine, "after_cursor_execute", release)
-        with settler.begin() as actor:
-            assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), {claim})
+        assert settler.committed.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), {claim})
     assert row_of(sync_db, claim)["status"] == "running"
-    with sync_db.begin() as actor:
-        assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), set())
+    assert sync_db.committed.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), set())
     with sync_db.engine.connect() as connection:
         assert connection.execute(select(model.__table__)).all() == []
 
@@ -99,10 +91,8 @@ def test_two_claims_of_one_row_are_distinguished(db: Database) -> None:
             actor.complete([stale, live])
         assert lost.value.claims == (stale,)
         actor.rollback()
-    with db.begin() as actor:
-        actor.complete([live])
+    db.committed.complete([live])
 
 
 def take(db: Database) -> Claim:
-    with db.begin() as actor:
-        return claim_of(actor.claim(Task))
+    return claim_of(db.committed.claim(Task))

@@ -106,6 +106,20 @@ class Actor:
         self.close()
 
 
+class Committed:
+    """The methods of sessions; each call has a session and a transaction of its own, which it commits."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._db.begin() as actor:
+                return getattr(actor, name)(*args, **kwargs)
+
+        return call
+
+
 class Database:
     """An engine in one mode, sync or async, with its sessions; everything that it opens is closed at the end of the
     test."""
@@ -125,6 +139,7 @@ class Database:
         SQLAlchemy's own listeners may not, since its threads iterate over them."""
         for name in OBSERVED:
             event.listen(self.session_engine, name, partial(self._call_observers, name))
+        self.committed = Committed(self)
         self._loop = loop
         self._actors: list[Actor] = []
         self._variants: list[Database] = []
