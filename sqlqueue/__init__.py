@@ -42,8 +42,8 @@ from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, R
 from .queue.schedules import Cron, Every
 from .queue.spec import Finding, Severity
 from .session import QueueSession
-from .sql.rows import utcnow
-from .transaction.ledger import claim_of
+from .sql import utcnow
+from .transaction import claim_of
 from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ..dialects import adapter_for, adapters, moment_defaults
 from ..dialects.postgresql import STORAGE_DIALECT, storage_statement
 from ..dialects.sqlite import DEFINITION_DIALECT, setting_defaults
 from ..queue.options import FINAL, Status
-from ..sql.rows import NEVER, utcdefault
+from ..sql import NEVER, utcdefault
 
 # -- adoption of existing rows when a table becomes a queue: the values of the new columns in these rows --------------
 #

@@ -22,7 +22,7 @@ from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import utcnow
+from ..sql import utcnow
 from ._database import refusals, transact
 from ._options import AsJson, Filters, Queue, Target, Url, order, queue_of
 from ._output import GAP, plain, print_json, print_table, say, width

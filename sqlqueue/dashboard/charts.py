@@ -13,7 +13,7 @@ from .. import operations
 from ..operations import Bucket
 from ..operations.paging import finds_finished
 from ..queue.spec import QueueSpec
-from ..transaction.connection import open_
+from ..transaction import open_
 from .rendering import span
 
 WIDTH, HEIGHT = 480, 96

@@ -25,7 +25,7 @@ from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
 from ..queue.options import Status
 from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
-from ..transaction.connection import open_
+from ..transaction import open_
 from ..worker import HAS_PROMETHEUS, TEXT
 from .access import CELL, LONGEST, Exposure
 from .charts import DAY, HOUR, Chart, Period, chart_of

@@ -21,7 +21,7 @@ from ..model.declaration import queues
 from ..queue.options import FINAL, Status
 from ..queue.schedules import is_known_here, unknown_here
 from ..queue.spec import MIGRATE, Criterion, Finding, QueueSpec, Severity, spec_of
-from ..sql.rows import is_due, state, utcnow
+from ..sql import is_due, state, utcnow
 from .drift import (
     Difference,
     MissingIndex,

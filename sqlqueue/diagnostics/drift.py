@@ -41,8 +41,7 @@ from ..dialects.inspection import LiveIndex, QueryPlan, Term
 from ..model.companions import history_of, pause_table, worker_table
 from ..model.declaration import kind_indexes, queues
 from ..queue.spec import MIGRATE, Finding, QueueSpec, Severity
-from ..sql.rows import KeyText, utcdefault
-from ..sql.selection import Pick, picks
+from ..sql import KeyText, Pick, picks, utcdefault
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext

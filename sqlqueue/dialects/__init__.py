@@ -16,7 +16,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql.rows import KeyText, UTCDateTime, utcdefault, utcnow
+from ..sql import KeyText, UTCDateTime, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .inspection import Types

@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql.rows import utcdefault
+from ..sql import utcdefault
 from .connections import Connections
 from .naming import Product, live_name, live_qualifier, plain
 

@@ -44,8 +44,7 @@ from sqlalchemy.sql.util import ClauseAdapter
 from sqlalchemy.types import TypeEngine
 
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql.rows import Assignment, KeyText, UTCDateTime
-from ..sql.selection import Pick
+from ..sql import Assignment, KeyText, Pick, UTCDateTime
 from .base import Adapter
 from .connections import FORMER, READ_COMMITTED, Connections, first_argument
 from .inspection import Inspection, Types, catalog, read_only

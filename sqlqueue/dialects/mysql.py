@@ -49,8 +49,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import ArgumentError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity, conjuncts
-from ..sql.rows import KeyText, UniqueBy, UTCDateTime
-from ..sql.selection import Pick
+from ..sql import KeyText, Pick, UniqueBy, UTCDateTime
 from .base import Adapter
 from .connections import Connections, Interrupt, StatementResult, first_argument, milliseconds, socket_of
 from .inspection import (

@@ -47,8 +47,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import ConfigurationError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql.rows import Assignment, KeyText, UTCDateTime, WrappedType
-from ..sql.selection import Pick
+from ..sql import Assignment, KeyText, Pick, UTCDateTime, WrappedType
 from .base import Adapter
 from .connections import FORMER, Connections, Interrupt, Undo, first_argument, milliseconds
 from .inspection import Inspection, LiveIndex, Term, Types, catalog, read_only

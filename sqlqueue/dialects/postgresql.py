@@ -51,8 +51,7 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql.rows import Assignment, UniqueBy, is_due, utcnow, write
-from ..sql.selection import Pick
+from ..sql import Assignment, Pick, UniqueBy, is_due, utcnow, write
 from .base import Adapter
 from .connections import (
     Connections,

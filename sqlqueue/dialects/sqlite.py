@@ -42,8 +42,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateColumn
 
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql.rows import UniqueBy
-from ..sql.selection import Pick
+from ..sql import Pick, UniqueBy
 from .base import Adapter
 from .connections import Connections, Interrupt, StatementResult
 from .inspection import Inspection, LiveIndex, QueryPlan, Types, explain, read_only

@@ -32,8 +32,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
-from ..sql.rows import Assignment, UniqueBy, remove, utcnow, write
-from ..sql.selection import Pick
+from ..sql import Assignment, Pick, UniqueBy, remove, utcnow, write
 from .connections import Connections
 from .naming import Product
 

@@ -16,7 +16,7 @@ from .._support.checks import duration, key
 from .._support.errors import ArgumentError, HandlerNotFoundError
 from ..kinds.columns import LONGEST_TASK, JobMixin
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.rows import aware, utcnow
+from ..sql import aware, utcnow
 from .arguments import arguments_of
 
 if TYPE_CHECKING:

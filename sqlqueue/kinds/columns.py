@@ -15,7 +15,7 @@ from ..lifecycle.kind import Kind, KindIndex, Partition
 from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.rows import Assignment
+from ..sql import Assignment
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 

@@ -42,8 +42,7 @@ from ..lifecycle.transitions import claim_assignments
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import AttemptOutcome, QueueOptions, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import Assignment, has_come, is_held, state, utcnow, write
-from ..sql.selection import Pick, Step, counts_before, only, picks
+from ..sql import Assignment, Pick, Step, counts_before, has_come, is_held, only, picks, state, utcnow, write
 
 T = TypeVar("T")
 

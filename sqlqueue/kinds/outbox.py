@@ -16,7 +16,7 @@ from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, opti
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Ordering, QueueSpec
-from ..sql.selection import counts_before
+from ..sql import counts_before
 
 
 class Outbox(Kind):

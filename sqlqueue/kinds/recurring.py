@@ -15,9 +15,16 @@ from sqlalchemy.sql.elements import SQLCoreOperations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import logger_of
 from ..dialects import text_type, timestamp_type
-from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import Kind
-from ..lifecycle.transitions import clear_crashes, end_assignments, planned_run, restored_key, tries
+from ..lifecycle.transitions import (
+    Fence,
+    FencedClaims,
+    clear_crashes,
+    end_assignments,
+    planned_run,
+    restored_key,
+    tries,
+)
 from ..model.declaration import QueueMixin, optional
 from ..queue.options import Status
 from ..queue.schedules import (
@@ -32,7 +39,7 @@ from ..queue.schedules import (
     text_of,
 )
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import Assignment, all_attempts_after, is_available, is_held, raised, state, uncounted, utcnow
+from ..sql import Assignment, all_attempts_after, is_available, is_held, raised, state, uncounted, utcnow
 from .stages import ATTEMPTS_BEFORE, SeveralLives
 
 # -- schedules the next runs of recurring tasks -----------------------------------------------------------------------

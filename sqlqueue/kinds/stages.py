@@ -14,7 +14,7 @@ from ..lifecycle.kind import ColumnMaker, Kind, Partition
 from ..model.declaration import QueueMixin, counter, option
 from ..queue.options import AttemptOutcome, QueueOptions
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.rows import Assignment
+from ..sql import Assignment
 
 # -- the common base of kinds whose tasks get all their attempts again in each stage or run ---------------------------
 

@@ -16,7 +16,7 @@ from .._support.texts import key_text
 from ..dialects.base import Adapter
 from ..queue.options import AttemptOutcome, QueueOptions
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import Assignment
+from ..sql import Assignment
 
 # -- the reasons why a task is not running, as values -----------------------------------------------------------------
 

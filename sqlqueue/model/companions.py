@@ -14,7 +14,7 @@ from .._support.errors import ConfigurationError
 from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
 from ..queue.options import HistoryOptions
 from ..queue.spec import QueueSpec, index_name
-from ..sql.rows import utcdefault
+from ..sql import utcdefault
 from .declaration import LONGEST_KEY, LONGEST_NAME, place, subclasses
 
 # -- models whose one table serves all queues of a `MetaData`: pauses, registered workers, and the history ------------

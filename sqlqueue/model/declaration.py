@@ -36,7 +36,7 @@ from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kind
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.rows import aware, is_available, is_due, utcdefault, utcinsertion, utcnow
+from ..sql import aware, is_available, is_due, utcdefault, utcinsertion, utcnow
 
 # -- the columns of every queue, by role, and the checks of their values ----------------------------------------------
 

@@ -14,19 +14,15 @@ from .._support.checks import count
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..kinds.recurring import schedule_next_runs
-from ..lifecycle.fence import Fence, FencedClaims
-from ..lifecycle.transitions import end_assignments, finish_assignments
+from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, finish_assignments
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, AttemptOutcome, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql.rows import Assignment, is_due, is_exhausted, is_final, is_held, state, write
-from ..sql.selection import exhausted_picks, only
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.notifications import announce
+from ..sql import Assignment, exhausted_picks, is_due, is_exhausted, is_final, is_held, only, state, write
+from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .conflicts import translating
 from .recording import AttemptRecord, last_claims, record
-from .session_criteria import within
 
 # -- changes large sets of tasks in batches: up to a limit in one transaction, or all of them in many transactions ----
 

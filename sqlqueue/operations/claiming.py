@@ -23,18 +23,27 @@ from ..dialects.base import Adapter
 from ..dialects.statements import ClaimRequest, Parameters
 from ..kinds.limits import LimitedClaim
 from ..kinds.recurring import skip_runs
-from ..lifecycle.fence import TOKEN, Fence, FencedClaims
-from ..lifecycle.transitions import claim_assignments, takeover_assignments
+from ..lifecycle.transitions import TOKEN, Fence, FencedClaims, claim_assignments, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_NAME, T
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST, Assignment, is_held, is_token_of_worker, write
-from ..sql.selection import Pick, Step, named_picks, picks
-from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
-from ..transaction.ledger import Hold, claim_in, claim_of, guard, ledger_of, mark_settled
+from ..sql import LARGEST, Assignment, Pick, Step, is_held, is_token_of_worker, named_picks, picks, write
+from ..transaction import (
+    Access,
+    AnySession,
+    Hold,
+    claim_in,
+    claim_of,
+    default_claimer,
+    guard,
+    ledger_of,
+    mark_settled,
+    open_,
+    scope_of,
+    session_of,
+)
 from .recording import ABANDONED, last_claims, record
-from .session_criteria import scope_of
 from .unreadable import set_aside
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------

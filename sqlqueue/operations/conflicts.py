@@ -33,8 +33,8 @@ from ..dialects.base import Adapter
 from ..dialects.statements import Replacement
 from ..lifecycle.transitions import guarded, is_newer, replace_assignments, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import UniqueBy, write
-from ..transaction.ledger import ledger_of
+from ..sql import UniqueBy, write
+from ..transaction import ledger_of
 from .rows import Row
 
 # -- translates unique key violations into :class:`.DuplicateTaskError`, which names the key --------------------------

@@ -13,16 +13,14 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.checks import count
 from .._support.errors import Claim, ClaimLostError, UnsettledClaimError, new_token
 from .._support.texts import error_text, logger_of
-from ..lifecycle.fence import TOKEN
 from ..lifecycle.kind import kinds_of
-from ..lifecycle.transitions import consume_assignments
+from ..lifecycle.transitions import TOKEN, consume_assignments
 from ..model.companions import history_of
 from ..model.declaration import T
 from ..queue.options import AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST
-from ..transaction.connection import AnySession, open_, session_of
-from ..transaction.ledger import claim_in, claim_of, is_unsettled, ledger_of
+from ..sql import LARGEST
+from ..transaction import AnySession, claim_in, claim_of, is_unsettled, ledger_of, open_, session_of
 from .claiming import ClaimCall, ClaimQuery, Lease, OrderBy, claim, claim_matching, claimer_name, scoped
 from .recording import Attempt, AttemptRecord, brief, record
 from .settling import complete, fail

@@ -21,9 +21,8 @@ from ..dialects.base import Adapter
 from ..model.declaration import QueueMixin, first_moment
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
-from ..sql.rows import utcnow
-from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
-from ..transaction.notifications import announce
+from ..sql import utcnow
+from ..transaction import Access, AnySession, announce, check_engine, open_, scope_of, session_of
 from .conflicts import Conflicts, existing, translating
 from .rows import (
     EnqueueOptions,
@@ -37,7 +36,6 @@ from .rows import (
     key_of,
     values_of,
 )
-from .session_criteria import scope_of
 
 # -- enqueues rows with PostgreSQL's COPY -----------------------------------------------------------------------------
 

@@ -15,12 +15,10 @@ from ..model.companions import History
 from ..model.declaration import QueueMixin
 from ..queue.options import FAILED, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import ended, state
-from ..sql.selection import only
-from ..transaction.connection import AnySession, open_, session_of
+from ..sql import ended, only, state
+from ..transaction import AnySession, open_, session_of, within
 from .history import attempts_of, identity_of
 from .paging import Window, Windows
-from .session_criteria import within
 from .unreadable import Shown, moments_read
 
 LAST = 20_000

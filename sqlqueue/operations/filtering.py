@@ -17,7 +17,7 @@ from .._support import checks
 from .._support.errors import ArgumentError
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.rows import is_hung, state, utcnow
+from ..sql import is_hung, state, utcnow
 
 # -- parsers of user input: durations, keys and column values ---------------------------------------------------------
 

@@ -17,13 +17,10 @@ from ..model.companions import History, HistoryMixin, history_of, missing_compan
 from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import utcnow
-from ..sql.selection import only
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.ledger import row_of
+from ..sql import only, utcnow
+from ..transaction import Access, AnySession, is_restricted, open_, refuse_if_restricted, row_of, session_of, within
 from .filtering import identity
 from .recording import HASHED, task_key
-from .session_criteria import is_restricted, refuse_if_restricted, within
 from .unreadable import Shown, moments_read
 
 DEFAULT_LIMIT = 100

@@ -14,9 +14,8 @@ from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_
 from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, spec_of
-from ..sql.rows import Assignment, remove, state, utcnow, write
-from ..transaction.connection import Access, AnySession, open_, session_of
-from .session_criteria import refuse_if_restricted
+from ..sql import Assignment, remove, state, utcnow, write
+from ..transaction import Access, AnySession, open_, refuse_if_restricted, session_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,10 @@ from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql.rows import is_available, is_due, is_final, state
-from ..sql.selection import fixes, only, terms_of
-from ..transaction.connection import AnySession, open_, session_of
+from ..sql import fixes, is_available, is_due, is_final, only, state, terms_of
+from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
 from .recording import brief
-from .session_criteria import within
 from .unreadable import say
 
 # -- windows on a queue: rows in the order of an index, of which a read examines at most a given number ---------------

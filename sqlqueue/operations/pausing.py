@@ -19,11 +19,9 @@ from ..kinds.columns import LONGEST_TOPIC
 from ..model.companions import PauseMixin, missing_companion, pause_table
 from ..model.declaration import LONGEST_NAME, QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
-from ..sql.rows import utcnow
-from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
-from ..transaction.notifications import announce
+from ..sql import utcnow
+from ..transaction import Access, AnySession, announce, default_claimer, open_, refuse_if_restricted, session_of
 from .conflicts import insert_unless_duplicate
-from .session_criteria import refuse_if_restricted
 from .unreadable import Shown, moments_read
 
 

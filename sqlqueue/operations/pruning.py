@@ -20,10 +20,8 @@ from ..dialects.base import Adapter
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql.rows import is_adopted, is_final, remove, state, utcnow
-from ..sql.selection import only, same_key
-from ..transaction.connection import Access, AnySession, open_, session_of
-from .session_criteria import within
+from ..sql import is_adopted, is_final, only, remove, same_key, state, utcnow
+from ..transaction import Access, AnySession, open_, session_of, within
 
 logger = logger_of("sqlqueue")
 

@@ -16,14 +16,11 @@ from ..lifecycle.transitions import replace_assignments, retry_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import is_early, is_final, is_hung, state, utcnow
-from ..sql.selection import only
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.notifications import announce
+from ..sql import is_early, is_final, is_hung, only, state, utcnow
+from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
 from .recording import ABANDONED
 from .schedules import plan, schedules
-from .session_criteria import within
 from .settling import cancel, discard
 
 # -- makes tasks available again: failed ones, and finished ones that are to run again --------------------------------

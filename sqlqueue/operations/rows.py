@@ -16,7 +16,7 @@ from ..model.declaration import check_status, check_values, is_given
 from ..queue.options import Status
 from ..queue.schedules import text_of
 from ..queue.spec import QueueSpec
-from ..sql.rows import aware
+from ..sql import aware
 
 # -- reads the row to insert from an instance, without the ORM's unit of work: its columns, and foreign keys from
 #    relationships

@@ -23,15 +23,11 @@ from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Schedule, is_same, parse, text_of
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import Assignment, is_final, is_held, utcnow
-from ..sql.selection import only
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.ledger import ledger_of
-from ..transaction.notifications import announce
+from ..sql import Assignment, is_final, is_held, only, utcnow
+from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
 from .rows import check_attributes, values_of
-from .session_criteria import scope_of, within
 
 # -- changes the schedules of recurring tasks, and ends their recurrence ----------------------------------------------
 

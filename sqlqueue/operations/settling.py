@@ -22,9 +22,10 @@ from .._support.texts import ascii_text, error_text
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..kinds.recurring import schedule_next_runs
-from ..lifecycle.fence import Fence, FencedClaims
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
+    Fence,
+    FencedClaims,
     expire_assignments,
     fail_assignments,
     finish_assignments,
@@ -38,10 +39,8 @@ from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql.rows import LARGEST, Assignment, is_available, leased
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.ledger import Hold, holds_of, ledger_of
-from ..transaction.notifications import announce
+from ..sql import LARGEST, Assignment, is_available, leased
+from ..transaction import Access, AnySession, Hold, announce, holds_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
 

@@ -35,11 +35,9 @@ from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql.rows import is_available, is_due, is_early, is_held, is_hung, representable, state, utcnow
-from ..sql.selection import only, picks
-from ..transaction.connection import AnySession, open_, session_of
+from ..sql import is_available, is_due, is_early, is_held, is_hung, only, picks, representable, state, utcnow
+from ..transaction import AnySession, open_, session_of, within
 from .paging import Window, Windows, finds_finished
-from .session_criteria import within
 from .workers import unserved_functions
 
 # -- counts tasks up to a cap, so that the cost of counting is bounded however many tasks there are -------------------

@@ -26,11 +26,9 @@ from ..dialects.base import Adapter
 from ..model.declaration import QueueMixin
 from ..queue.options import FAILED, AttemptOutcome, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql.rows import ended, state, utcnow
-from ..sql.selection import only
-from ..transaction.connection import AnySession, open_, session_of
+from ..sql import ended, only, state, utcnow
+from ..transaction import AnySession, open_, session_of, within
 from .history import attempts_of
-from .session_criteria import within
 
 MAX_BUCKETS = 10_000
 """The maximum number of buckets, and of days that they reach back."""

@@ -22,8 +22,8 @@ from ..model.companions import history_of
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
-from ..sql.rows import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
-from ..transaction.ledger import ledger_of
+from ..sql import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
+from ..transaction import ledger_of
 from .recording import ABANDONED, AttemptRecord, brief, last_claims, record, spoken, task_name
 
 logger = logger_of("sqlqueue")

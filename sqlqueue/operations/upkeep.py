@@ -17,27 +17,28 @@ from .._support.errors import Claim, WorkerTokens
 from .._support.processes import exit_text
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
-from ..lifecycle.fence import Fence, FencedClaims
+from ..lifecycle.transitions import Fence, FencedClaims
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql.rows import (
+from ..sql import (
+    Pick,
+    exhausted_picks,
     has_attempts,
     is_available,
     is_due,
     is_early,
     is_final,
     is_held,
+    picks,
     present_status,
     representable,
     state,
     utcnow,
     write,
 )
-from ..sql.selection import Pick, exhausted_picks, picks
-from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction import Access, AnySession, open_, session_of, within
 from .recording import last_claims
-from .session_criteria import within
 from .settling import (
     CLEARED,
     RELEASED_AFTER_LEASE,

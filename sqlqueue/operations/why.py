@@ -19,14 +19,22 @@ from ..model.companions import history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec
-from ..sql.rows import UTCDateTime, ended, is_token_of_worker, representable, utcnow
-from ..sql.selection import COUNTED, Pick, before, capped_count, picks
-from ..transaction.connection import AnySession, open_, session_of
-from ..transaction.ledger import ledger_of, row_of
+from ..sql import (
+    COUNTED,
+    Pick,
+    UTCDateTime,
+    before,
+    capped_count,
+    ended,
+    is_token_of_worker,
+    picks,
+    representable,
+    utcnow,
+)
+from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .paging import finds_finished
 from .pausing import pauses_of
 from .recording import brief
-from .session_criteria import scope_of, within
 from .unreadable import was_set_aside
 from .workers import workers
 

@@ -18,11 +18,8 @@ from ..model.companions import WorkerMixin, missing_companion, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql.rows import has_come, is_available, is_due, present_status, state, utcnow
-from ..sql.selection import Pick, only, picks
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.notifications import announce
-from .session_criteria import refuse_if_restricted, within
+from ..sql import Pick, has_come, is_available, is_due, only, picks, present_status, state, utcnow
+from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of, within
 
 # -- finds functions whose calls wait because no worker claims them ---------------------------------------------------
 

@@ -21,14 +21,11 @@ from ..kinds import OutboxMixin
 from ..lifecycle.transitions import claim_assignments
 from ..model.companions import history_of
 from ..operations.recording import ABANDONED, last_claims, record
-from ..operations.session_criteria import within
 from ..operations.settling import RETURNED, settle_some
 from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.rows import Assignment, is_held, write
-from ..sql.selection import Pick, picks
-from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
-from ..transaction.ledger import Hold, claim_in, ledger_of
+from ..sql import Assignment, Pick, is_held, picks, write
+from ..transaction import Access, AnySession, Hold, claim_in, default_claimer, ledger_of, open_, session_of, within
 
 # -- statements about the order of the messages of a key --------------------------------------------------------------
 

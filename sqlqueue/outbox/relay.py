@@ -18,7 +18,7 @@ from .._support.errors import ArgumentError
 from .._support.texts import error_text, logger_of
 from ..dialects import adapter_for
 from ..operations import brief
-from ..transaction.connection import default_claimer
+from ..transaction import default_claimer
 from ..worker import (
     COMPLETED,
     RELEASED,

@@ -25,8 +25,8 @@ from ..operations import brief, spoken
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
 from ..queue.spec import spec_of
-from ..sql.rows import state
-from ..transaction.ledger import claim_of
+from ..sql import state
+from ..transaction import claim_of
 from ..worker import Worker, growing_pauses, handling_signals, passes
 from .execution import RequestExecutor, Users
 

@@ -37,7 +37,7 @@ from ..queue.options import QueueOptions
 from ..queue.retries import ConstantBackoff
 from ..queue.spec import Severity
 from ..session import QueueSession
-from ..sql.rows import utcnow
+from ..sql import utcnow
 
 __all__ = ["TestClaims", "TestEngine", "TestKeys", "TestSettling"]
 

@@ -23,10 +23,8 @@ from ..model.declaration import QueueMixin, T
 from ..operations.paging import Damaged, find_all
 from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
-from ..sql.rows import NEVER, clock_ahead, state, utcnow
-from ..sql.selection import only
-from ..transaction.connection import Access, AnySession, open_, session_of
-from ..transaction.ledger import claim_of, is_unsettled
+from ..sql import NEVER, clock_ahead, only, state, utcnow
+from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, session_of
 from ..worker import Handler, Job, OutcomeKind, Worker, call_handler, current, is_signal, outcome_of, write_outcomes
 
 if TYPE_CHECKING:

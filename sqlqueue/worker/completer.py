@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..dialects.base import Adapter
-from ..transaction.notifications import channel_of, spread
+from ..transaction import channel_of, spread
 from .database import Backoff, Database, passes, until_success
 from .deadlines import transaction_limit
 from .jobs import InFlight, Job, Outcome, Written, plain_failure, write_what_is_free

@@ -22,7 +22,7 @@ from .._support.errors import ArgumentError, ConfigurationError
 from ..dialects.base import Adapter
 from ..dialects.connections import Listener, as_driver_error
 from ..queue.spec import QueueSpec
-from ..transaction.connection import check_engine
+from ..transaction import check_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse, observe, write_in_turn
 from .reports import Liveness, Reports
 from .threads import DaemonThreads, Underway

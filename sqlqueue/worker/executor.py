@@ -32,7 +32,7 @@ from ..model.companions import history_of
 from ..operations.recording import stored_traceback
 from ..operations.upkeep import Crash, Started
 from ..queue.retries import DEFAULT_RETRY, delay_after
-from ..transaction.ledger import carry, is_unsettled, may_have_written
+from ..transaction import carry, is_unsettled, may_have_written
 from .database import Database
 from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler

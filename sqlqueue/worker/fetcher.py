@@ -16,7 +16,7 @@ from ..operations.consuming import consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import poll, postpone, promote
 from ..queue.spec import Where
-from ..transaction.notifications import channel_of, subscribe
+from ..transaction import channel_of, subscribe
 from .children import IsolatedExecutor
 from .context import BaseFetcher, CallDurations, SuspectProcesses, WorkerContext, until
 from .database import Backoff, growing_pauses, keep_running, until_success

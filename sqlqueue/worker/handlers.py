@@ -22,7 +22,7 @@ from ..functions import Functions, TaskFunction
 from ..functions.arguments import is_session
 from ..model.declaration import QueueMixin
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.selection import given, terms_of
+from ..sql import given, terms_of
 
 # -- handlers as values: what was registered with a worker, and its settings ------------------------------------------
 

@@ -24,7 +24,7 @@ from ..operations.settling import Settlement, settle_some
 from ..operations.upkeep import still_held, too_many_crashes
 from ..queue.retries import DEFAULT_RETRY
 from ..queue.spec import Identity, QueueSpec, spec_of
-from ..transaction.ledger import claim_made
+from ..transaction import claim_made
 from .handlers import Handler
 
 # -- exceptions that a handler raises to choose the outcome of its task. They are logged without a traceback ----------

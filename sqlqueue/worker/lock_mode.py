@@ -18,7 +18,7 @@ from .._support.errors import ArgumentError, Claim
 from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
-from ..transaction.ledger import claim_of, has_used, is_settled, is_unsettled, mark_settled
+from ..transaction import claim_of, has_used, is_settled, is_unsettled, mark_settled
 from .context import BaseFetcher, CallDurations, WorkerContext
 from .deadlines import Deadline
 from .executor import TRIES, Executor, call_handler, close

@@ -17,7 +17,7 @@ from ..dialects.connections import Listener
 from ..model.companions import pause_table
 from ..operations.pausing import not_paused
 from ..queue.spec import Criterion, QueueSpec
-from ..transaction.notifications import channel_of, spread, subscribe
+from ..transaction import channel_of, spread, subscribe
 from .database import Database, growing_pauses
 from .deadlines import SHORTEST_MAINTENANCE
 from .reports import Reports, logger

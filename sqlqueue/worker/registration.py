@@ -25,9 +25,8 @@ from ..model.companions import history_of, worker_table
 from ..operations.upkeep import exhausted
 from ..operations.workers import Command, unserved_functions
 from ..queue.spec import QueueSpec
-from ..sql.rows import utcnow
-from ..transaction.connection import Access, open_
-from ..transaction.notifications import subscribe
+from ..sql import utcnow
+from ..transaction import Access, open_, subscribe
 from .context import BaseFetcher, WorkerContext
 from .database import Backoff, Database, passes, until_success
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit

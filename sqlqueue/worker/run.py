@@ -24,9 +24,8 @@ from ..operations.recording import brief
 from ..operations.upkeep import Crash, recover
 from ..queue.schedules import is_known_here, lacks_zones
 from ..queue.spec import Finding, QueueSpec
-from ..sql.selection import picks
-from ..transaction.connection import default_claimer
-from ..transaction.notifications import channel_of
+from ..sql import picks
+from ..transaction import channel_of, default_claimer
 from .children import Children
 from .completer import Completer
 from .context import BaseFetcher, WorkerContext

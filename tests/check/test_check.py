@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sqlqueue import Severity, check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.model.declaration import queues
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from tests.check.checking import CLAIM, TABLE, execute, findings, found
 from tests.support.check_models import Base, Post
 from tests.support.engines import PASSWORD

@@ -10,7 +10,7 @@ from sqlalchemy.schema import DropIndex
 
 from sqlqueue import verify_schema
 from sqlqueue.dialects import adapter_for
-from sqlqueue.sql.selection import picks
+from sqlqueue.sql import picks
 from tests.check.checking import CLAIM, execute, found, looked
 from tests.support.check_models import Base, Post
 from tests.support.harness import Database

@@ -16,7 +16,7 @@ from sqlqueue.dashboard.requests import cursor, position
 from sqlqueue.operations import unreadable
 from sqlqueue.operations.paging import key_of, page, places_of
 from sqlqueue.testing import assert_enqueued
-from sqlqueue.transaction.connection import open_
+from sqlqueue.transaction import open_
 from tests.cli.invoking import told
 from tests.suite.test_unreadable_rows import again, signs, states
 from tests.support.harness import Database

@@ -12,7 +12,7 @@ from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
-from sqlqueue.sql.selection import picks
+from sqlqueue.sql import picks
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why

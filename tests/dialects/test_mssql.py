@@ -21,7 +21,7 @@ from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedDialect
 from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.mssql import is_narrow
-from sqlqueue.sql.rows import utcdefault
+from sqlqueue.sql import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES

@@ -32,7 +32,7 @@ from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql import seek_by_key
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
-from sqlqueue.sql.rows import remove, write
+from sqlqueue.sql import remove, write
 from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES

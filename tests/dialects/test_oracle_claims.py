@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import ArgumentError, ConfigurationError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.statements import ClaimRequest
-from sqlqueue.sql.selection import picks
+from sqlqueue.sql import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED
 from tests.support.models import Mail, Seat, Task, Visit

@@ -22,7 +22,7 @@ from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapters
 from sqlqueue.model.declaration import check_values, queues
 from sqlqueue.queue.spec import QueueSpec
-from sqlqueue.sql.rows import KeyText
+from sqlqueue.sql import KeyText
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
 from tests.support.models import Base as Models

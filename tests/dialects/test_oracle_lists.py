@@ -20,7 +20,7 @@ from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSess
 from sqlqueue.dialects import adapter_for, adapters
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend
-from sqlqueue.transaction.ledger import Hold, ledger_of
+from sqlqueue.transaction import Hold, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Document, Film, Mail, Report, Seat, Task, Visit

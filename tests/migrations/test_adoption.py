@@ -18,7 +18,7 @@ from sqlqueue import ArgumentError, QueueSession, Status, utcnow
 from sqlqueue.alembic import MigrationOptions
 from sqlqueue.diagnostics.drift import drift
 from sqlqueue.model.declaration import queues
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions

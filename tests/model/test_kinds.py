@@ -16,7 +16,7 @@ from sqlqueue.dialects import key_type
 from sqlqueue.lifecycle.kind import Kind, KindIndex
 from sqlqueue.model.declaration import counter, optional
 from sqlqueue.queue.spec import Criterion, QueueSpec
-from sqlqueue.sql.rows import Assignment
+from sqlqueue.sql import Assignment
 
 
 class Reviews(Kind):

@@ -21,7 +21,7 @@ from sqlqueue.dialects.inspection import Inspection, Types, read_only
 from sqlqueue.dialects.naming import Product
 from sqlqueue.dialects.statements import Rows
 from sqlqueue.queue.spec import QueueSpec
-from sqlqueue.sql.selection import Pick
+from sqlqueue.sql import Pick
 
 
 class OutsideDialect(SQLiteDialect_pysqlite):

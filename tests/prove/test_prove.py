@@ -24,7 +24,7 @@ PATIENCE = 300.0
 # without the attempt and the token, any claim settles a running row
 NO_FENCE = """
 from sqlalchemy import Integer, literal_column
-from sqlqueue.lifecycle.fence import Fence
+from sqlqueue.lifecycle.transitions import Fence
 Fence.marked = property(lambda self: (literal_column("1", Integer()),))
 Fence.marks = lambda self, claims: [(1,) for _ in claims]
 """

@@ -30,7 +30,7 @@ from sqlqueue import (
     current_job,
     hung,
 )
-from sqlqueue.sql.rows import utcinsertion
+from sqlqueue.sql import utcinsertion
 from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.models import Account, Base, Document, Film, Job, Ledger, Mail, Order, Seat, Spool, Task
 

@@ -16,7 +16,7 @@ from sqlqueue.operations import bulk
 from sqlqueue.operations.bulk import Batch, in_batches, limited
 from sqlqueue.queue.options import DUE, FINAL
 from sqlqueue.queue.spec import spec_of
-from sqlqueue.sql.rows import is_final
+from sqlqueue.sql import is_final
 from tests.support.harness import Actor, Database
 from tests.support.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows

@@ -11,7 +11,7 @@ from sqlalchemy import event, func, select
 
 from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
-from sqlqueue.sql.selection import picks
+from sqlqueue.sql import picks
 from tests.support.harness import Database
 from tests.support.models import Mail, Message, Spool
 from tests.support.rows import PAST, analyze, contenders, count, ids, rows

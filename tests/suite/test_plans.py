@@ -21,7 +21,7 @@ from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted
 from sqlqueue.queue.options import FAILED
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from tests.support import history
 from tests.support.engines import EngineCase
 from tests.support.harness import Actor, Database

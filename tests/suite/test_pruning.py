@@ -12,7 +12,7 @@ from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, i
 
 from sqlqueue import ArgumentError, utcnow
 from sqlqueue.queue.options import FINAL
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task

@@ -11,8 +11,8 @@ from sqlalchemy import RowMapping, select, update
 
 from sqlqueue import ArgumentError, ClaimLostError, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.sql.selection import picks
-from sqlqueue.transaction.notifications import channel_of, subscribe
+from sqlqueue.sql import picks
+from sqlqueue.transaction import channel_of, subscribe
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Ledger, Listing, Task
 from tests.support.rows import PAST, analyze, clock, count, end_leases, row_of

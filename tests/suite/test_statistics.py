@@ -10,7 +10,7 @@ from sqlalchemy import func
 
 import sqlqueue
 from sqlqueue import ArgumentError, QueueOverview, Status, hung
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from tests.suite.finished import DAY, HOUR, MINUTE, SECOND, elsewhere, finished
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task

@@ -17,7 +17,7 @@ from sqlalchemy.orm import joinedload, selectinload
 from sqlqueue import claim_in_turns
 from sqlqueue.operations import unreadable
 from sqlqueue.outbox import claim_messages
-from sqlqueue.sql.rows import representable
+from sqlqueue.sql import representable
 from tests.outbox.messages import fill
 from tests.support.harness import Database
 from tests.support.models import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from sqlqueue.sql.rows import NEVER
+from sqlqueue.sql import NEVER
 from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, Identity, create_engine, delete, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
-from sqlqueue.transaction.notifications import subscribe
+from sqlqueue.transaction import subscribe
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, QueuePause, Spool, Task
 from tests.support.processes import Gate, Processes

@@ -13,7 +13,7 @@ from sqlalchemy import func, insert, select, text
 from bench.proxy import Proxy, proxy
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
-from sqlqueue.transaction.notifications import channel_of, spread
+from sqlqueue.transaction import channel_of, spread
 from sqlqueue.worker import fetcher as poller
 from sqlqueue.worker.fetcher import Poller
 from tests.support.harness import Database

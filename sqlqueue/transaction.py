@@ -1,21 +1,34 @@
-"""The ledger: which claims a session's transaction has made and settled, through savepoints and rollbacks."""
+"""What a session's transaction has of its queues: its connection, claims and notifications, and the rows that it sees.
+
+A rollback undoes what it has claimed and announced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from enum import Enum, auto
+from typing import Any, NamedTuple, TypeAlias, cast
 
-from sqlalchemy import Connection, Engine, Table, event
-from sqlalchemy.orm import InstanceState, Session, SessionTransaction
+from sqlalchemy import Connection, Engine, Table, event, false, select
+from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
+from sqlalchemy.orm import InstanceState, ORMExecuteState, Session, SessionTransaction, scoped_session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.orm.util import identity_key
+from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.util import immutabledict
 
-from .._support.errors import ArgumentError, Claim, IllegalTransitionError, UnsettledClaimError
-from .._support.texts import key_text
-from ..dialects.base import Adapter
-from ..dialects.statements import Unreadable
-from ..queue.spec import Identity, QueueSpec, spec_of
+from ._support.errors import ArgumentError, Claim, IllegalTransitionError, UnsettledClaimError
+from ._support.private import entity_criteria, is_flushing, options_of
+from ._support.texts import host_name, key_text
+from .dialects import adapter_for
+from .dialects.base import Adapter
+from .dialects.connections import READ_COMMITTED, wrapping
+from .dialects.statements import Unreadable
+from .model.declaration import QueueMixin
+from .queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------
 
@@ -226,14 +239,14 @@ def _before_commit(session: Session) -> None:
 
 
 @event.listens_for(Session, "after_commit")
-def _after_commit(session: Session) -> None:
+def _commit_claims(session: Session) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
     if ledger is not None and ledger.changes:
         ledger.committed(innermost(session))
 
 
 @event.listens_for(Session, "after_transaction_end")
-def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+def _end_claims(session: Session, transaction: SessionTransaction) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
     if ledger is not None and (transaction.nested or transaction.parent is None):  # not the transaction of a flush
         ledger.ended(session, transaction)
@@ -352,3 +365,258 @@ def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
     state = None if task is None else instance_state(task)
     hold = None if state is None else current_hold(state)
     return state if hold is not None and hold.claim == claim else None
+
+
+# -- the connection of a session's operation, and the adapter of its engine ------------------------------------------
+
+AnySession: TypeAlias = Session | scoped_session[Any]
+
+
+def session_of(session: AnySession) -> Session:
+    """Return the session behind a registry such as Flask-SQLAlchemy's ``db.session``, or a plain session itself.
+
+    Raises :class:`.ArgumentError` for other objects, including asyncio sessions.
+    """
+    if isinstance(session, scoped_session):
+        return cast(Session, session())
+    if isinstance(session, Session):
+        return session
+    advice = (
+        ", it is an asyncio one: await session.run_sync(sqlqueue.claim, Task)" if hasattr(session, "run_sync") else ""
+    )
+    raise ArgumentError(f"{session!r} is not a sqlalchemy.orm.Session{advice}")
+
+
+class Access(Enum):
+    """How an operation accesses rows that other transactions may have locked."""
+
+    READ = auto()
+    """The operation waits for none of them."""
+    CHANGE = auto()
+    """The operation may wait for some of them."""
+    SKIP = auto()
+    """The operation locks rows, and skips those that others have locked."""
+    CLAIM = auto()
+    """Like :attr:`SKIP`, and the operation loads the instances of the rows that it locks."""
+    HOLD = auto()
+    """Like :attr:`CLAIM`, and only these locks keep others out until the transaction ends."""
+
+
+_LOADING = (Access.CLAIM, Access.HOLD)
+_SKIPPING = (Access.SKIP, *_LOADING)
+
+
+def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:
+    """Begin a transaction on the engine of ``spec``, flush the session, and return the engine's adapter.
+
+    Checks once per transaction what stays the same in it: the server, the isolation level that ``access`` needs, which
+    the adapter sets if it still can, and whether locks hold here if ``access`` relies on them.  Raises
+    :class:`.UnsupportedDialectError`, :class:`.UnsupportedIsolationError`, and :class:`.ArgumentError` if the session
+    uses different engines for the reads and writes of a claim.
+    """
+    bind = session.get_bind(**spec.bind_arguments)
+    ledger = ledger_of(session)
+    adapter = ledger.opened.get((bind, spec, access))
+    if adapter is None:
+        # do not change the settings of an application's own Connection
+        fresh = bind.engine not in ledger.begun and not isinstance(bind, Connection)
+        adapter = ledger.opened[bind, spec, access] = _begin(session, spec, access, bind, fresh=fresh)
+    elif access in _SKIPPING:  # the driver's transaction can end before the session's: on SQLite, with a savepoint
+        adapter.connections.begin_to_claim(session.connection(spec.bind_arguments), spec, fresh=False)
+    if not is_flushing(session):
+        session.flush()
+    return adapter
+
+
+def _begin(session: Session, spec: QueueSpec, access: Access, bind: Engine | Connection, *, fresh: bool) -> Adapter:
+    """Begin the session's transaction on ``bind``, at an isolation level that suits ``access``; return the adapter.
+
+    ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
+    """
+    if access in _LOADING:
+        check_engine(session, spec, spec.selecting)
+    connections = adapter_for(bind.dialect).connections
+    if access is not Access.READ and fresh and connections.level(bind.engine) != READ_COMMITTED:
+        with wrapping(bind.dialect):
+            _begin_read_committed(session, spec)
+    connection = session.connection(spec.bind_arguments)
+    if access in _SKIPPING:
+        connections.check_level(connection)
+        connections.begin_to_claim(connection, spec, fresh=fresh)
+    adapter = adapter_for(connection.dialect)  # knows more after the first connection of an engine
+    adapter.inspection.verify(connection)
+    if access is Access.HOLD:
+        adapter.inspection.check_locks(connection)
+    return adapter
+
+
+def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
+    options = immutabledict({"isolation_level": READ_COMMITTED})
+    outermost = session.get_transaction()
+    if outermost is None or not session.in_nested_transaction():
+        session.connection(spec.bind_arguments, execution_options=options)
+        return
+    # SQLAlchemy 2.0 cannot do that from within a savepoint
+    outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
+
+
+def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
+    """Raise :class:`.ArgumentError` if the session sends ``statement`` to an engine other than the one for writes.
+
+    The ORM passes its own statements to ``get_bind``, regardless of the clause in the bind arguments.
+    """
+    if session.get_bind(mapper=spec.mapper, clause=statement) is not session.get_bind(**spec.bind_arguments):
+        raise ArgumentError(
+            f"this session uses different engines for the {statement.__visit_name__.upper()} and the UPDATE of"
+            f" {spec.entity.__name__}, see its get_bind(): use a session with one engine for both"
+        )
+
+
+def default_claimer() -> str:
+    """Return ``host:pid``, the claimer's name unless the caller gives one, in ASCII: any database can store it."""
+    return f"{host_name()}:{os.getpid()}"
+
+
+# -- notifications of new work: to workers of this process on commit, to other processes through the database --------
+#
+# They are only hints: workers without notifications poll.
+
+_NEWS = "sqlqueue.news"
+Callback = Callable[[], None]
+_callbacks: defaultdict[str, set[Callback]] = defaultdict(set)
+
+
+@dataclass(slots=True, eq=False)
+class _News:
+    """The notifications of a session's transaction."""
+
+    names: set[str] = field(default_factory=set)
+    sent: defaultdict[SessionTransaction | None, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Names sent to the database, by savepoint: a rollback to a savepoint drops what was sent within it."""
+
+
+def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None:
+    """Notify workers of this queue when this transaction commits: once, regardless of the number of rows.
+
+    ``name``: the channel, if the notification is not about work and not for the queue's fetchers.
+    """
+    news: _News = session.info.setdefault(_NEWS, _News())
+    name = name or channel_of(spec)
+    news.names.add(name)
+    transaction = innermost(session)
+    is_sent = any(name in news.sent[each] for each in lineage(transaction))
+    # PostgreSQL prepares no transaction that has notified
+    if spec.options.notify and not is_sent and not session.twophase:
+        connection = session.connection(spec.bind_arguments)
+        adapter_for(connection.dialect).connections.notify(connection, name)
+        news.sent[innermost(session)].add(name)
+
+
+def channel_of(spec: QueueSpec) -> str:
+    """Return the name of a queue's notifications, which is its table's."""
+    return spec.table.fullname
+
+
+def subscribe(names: Iterable[str], callback: Callback) -> Callable[[], None]:
+    """Call ``callback``, on any thread, on notifications with these names.  Returns a function that unsubscribes."""
+    names = tuple(names)
+    for name in names:
+        _callbacks[name].add(callback)
+
+    def unsubscribe() -> None:
+        for name in names:
+            _callbacks[name].discard(callback)
+
+    return unsubscribe
+
+
+def spread(names: Iterable[str]) -> None:
+    """Call the listeners of ``names`` in this process."""
+    for name in names:
+        for callback in tuple(_callbacks.get(name, ())):
+            callback()
+
+
+def _announce_new(session: Session, *_: object) -> None:
+    for model in {type(task) for task in session.new if isinstance(task, QueueMixin)}:
+        announce(session, spec_of(model))
+
+
+event.listen(
+    Session, "before_flush", _announce_new
+)  # at the start of a transaction, a notification costs no round trip
+event.listen(Session, "after_flush", _announce_new)  # other listeners may add tasks before the flush
+
+
+@event.listens_for(Session, "after_commit")
+def _send_news(session: Session) -> None:
+    news: _News | None = session.info.get(_NEWS)
+    if news is not None and news.names and not session.in_nested_transaction():
+        names, news.names = news.names, set()
+        spread(names)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _end_news(session: Session, transaction: SessionTransaction) -> None:
+    news: Any = session.info.get(_NEWS)
+    if news is not None:
+        news.sent.pop(transaction, None)
+        if transaction.parent is None:
+            news.names.clear()
+            news.sent.clear()
+
+
+# -- the criteria that a session adds to each SELECT of a model (``with_loader_criteria``) -----------------------------
+
+
+def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOption] = ()) -> tuple[Criterion, ...]:
+    """Return the criteria of ``with_loader_criteria`` for this queue, in ``options`` or added by ``do_orm_execute``.
+
+    The ORM adds such criteria only to its own SELECT of an entity, but the statements of this library use the table.
+    Therefore, the session's listeners receive such a SELECT, which is not executed.
+    """
+    if session.dispatch.do_orm_execute:
+        options = _options_shown(session, spec, options)
+    return tuple(entity_criteria(options, spec.mapper)) if options else ()
+
+
+def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tuple[Where, ...]:
+    """Return ``where`` together with the session's own criteria, see :func:`scope_of`."""
+    return (*where, *scope_of(session, spec))
+
+
+def is_restricted(session: Session, adapter: Adapter, spec: QueueSpec) -> bool:
+    """Return whether the session sees only some of the queue's tasks: by its criteria, or by row-level security."""
+    return bool(scope_of(session, spec)) or adapter.inspection.hides_rows(session.connection(spec.bind_arguments), spec)
+
+
+def refuse_if_restricted(session: Session, adapter: Adapter, spec: QueueSpec, what: str) -> None:
+    """Raise :class:`.ArgumentError` if the session sees only some of the tasks that ``what`` is for."""
+    if is_restricted(session, adapter, spec):
+        raise ArgumentError(
+            f"{what} is for all tasks of {spec.entity.__name__}, of which this session sees only some, because of its"
+            " criteria or row-level security: use a session that sees all of them"
+        )
+
+
+def _options_shown(
+    session: Session, spec: QueueSpec, options: Sequence[ExecutableOption]
+) -> Sequence[ExecutableOption]:
+    """Return ``options`` together with those that the session's listeners add."""
+    seen: list[ExecutableOption] = []
+
+    def end(state: ORMExecuteState) -> IteratorResult[Any]:
+        seen.extend(options_of(state.statement))
+        return IteratorResult(SimpleResultMetaData([]), iter(()))
+
+    event.listen(session, "do_orm_execute", end)  # runs last: a session's listeners run after those of its class
+    try:
+        # a listener that executes the statement itself, for sharding or caching, gets no rows
+        session.execute(
+            select(spec.entity).where(false()).options(*options),
+            execution_options={"autoflush": False},  # the flush follows when the transaction's isolation level is set
+            bind_arguments=spec.bind_arguments,
+        )
+    finally:
+        event.remove(session, "do_orm_execute", end)
+    return seen
