@@ -15,8 +15,7 @@ HOUR = timedelta(hours=1)
 
 
 def put(db: Database, *tasks: Any) -> None:
-    with db.begin() as session:
-        session.add_all(tasks)
+    db.committed.add_all(tasks)
 
 
 def count(db: Database) -> int:
@@ -29,5 +28,4 @@ def outcomes(attempts: list[PastAttempt]) -> list[tuple[int, str, str | None]]:
 
 
 def expire(db: Database, model: Any) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(update(model).values(available_at=utcnow(-HOUR)))
+    db.execute(update(model).values(available_at=utcnow(-HOUR)))

@@ -23,8 +23,7 @@ def visits(db: Database, *keys: str | None, **columns: Any) -> None:
 
 
 def claim(db: Database, *where: Any, limit: int = 100) -> list[Claim]:
-    with db.begin() as actor:
-        return [claim_of(task) for task in actor.claim_many(Visit, *where, limit=limit)]
+    return [claim_of(task) for task in db.committed.claim_many(Visit, *where, limit=limit)]
 
 
 def held(db: Database) -> int:
@@ -33,10 +32,8 @@ def held(db: Database) -> int:
 
 
 def complete(db: Database, claims: Sequence[Claim]) -> None:
-    with db.begin() as actor:
-        actor.complete(claims)
+    db.committed.complete(claims)
 
 
 def set_limit(db: Database, limit: int, key: str = "a") -> None:
-    with db.begin() as actor:
-        actor.set_limit(Visit, key, limit)
+    db.committed.set_limit(Visit, key, limit)

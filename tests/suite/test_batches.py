@@ -56,8 +56,7 @@ def test_each_transaction_changes_at_most_the_limit_and_the_loop_ends(db: Databa
 
 def test_the_first_in_the_order_of_claims_are_changed_first(db: Database) -> None:
     db.insert(Task, [{"id": n, "priority": -n, "available_at": PAST} for n in range(1, 5)])
-    with db.begin() as session:
-        assert session.cancel(Task, limit=2) == 2
+    assert db.committed.cancel(Task, limit=2) == 2
     assert count(db, Task, Task.id > 2, Task.status == "cancelled") == 2
 
 
@@ -69,8 +68,7 @@ def test_rows_that_cannot_be_changed_end_the_loop(db: Database) -> None:
         asked.append(chosen)
         return 0
 
-    with db.begin() as session:
-        assert session.run(limited, spec, ~is_final(spec), 2, change_nothing, among=DUE) == 0
+    assert db.committed.run(limited, spec, ~is_final(spec), 2, change_nothing, among=DUE) == 0
     assert len(asked) == 1
 
 
@@ -89,8 +87,7 @@ def test_a_limit_is_a_positive_number_and_needs_a_model(db: Database) -> None:
 
 def test_slots_are_given_up_in_parts(db: Database) -> None:
     db.insert(Visit, [{"id": n, "limit_key": key, "available_at": PAST} for n, key in enumerate("aabbcc", 1)])
-    with db.begin() as session:
-        assert len(session.claim_many(Visit, limit=5)) == 5
+    assert len(db.committed.claim_many(Visit, limit=5)) == 5
     ended = []
     with db.session() as session:
         while number := session.cancel(Visit, limit=4):

@@ -34,8 +34,7 @@ def one_of_each(db: Database) -> None:
 def test_retry(db: Database) -> None:
     one_of_each(db)
     before = load_all(db, Task)
-    with db.begin() as session:
-        assert session.retry(Task) == 2
+    assert db.committed.retry(Task) == 2
     for old, new in zip(before, load_all(db, Task), strict=True):
         if old.name in ("retryable", "discarded"):
             assert (new.status, new.attempt, new.max_attempts, new.finished_at) == ("available", 3, 6, None)
@@ -46,8 +45,7 @@ def test_retry(db: Database) -> None:
 
 def test_retry_of_selected_tasks(db: Database) -> None:
     db.insert(Task, [{"id": n, "status": "discarded", "number": n, "finished_at": PAST} for n in (1, 2, 3)])
-    with db.begin() as session:
-        assert session.retry(Task, Task.number > 1, Task.id < 3) == 1
+    assert db.committed.retry(Task, Task.number > 1, Task.id < 3) == 1
     assert statuses(db) == ["discarded", "available", "discarded"]
 
 
@@ -91,13 +89,11 @@ def test_ending_selected_tasks_ends_their_claims(db: Database, call: str) -> Non
 
 def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
     db.insert(Document, [{"id": "a"}])
-    with db.begin() as session:
-        session.claim(Document)
+    db.committed.claim(Document)
     with db.begin() as session:
         session.enqueue(Document(id="a"), on_conflict="rerun")
         assert session.discard(Document, error="no") == 1
-    with db.begin() as session:
-        assert session.stats(Document)["discarded"] == 1
+    assert db.committed.stats(Document)["discarded"] == 1
 
 
 @pytest.mark.parametrize(
@@ -189,8 +185,7 @@ def test_renamed_columns(db: Database) -> None:
 
 def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
     old = {"status": "discarded", "finished_at": PAST, "error": "no"}
-    with db.begin() as session:
-        session.add_all([Notice(id=1, **old), Reminder(id=2, about="milk", **old), Reminder(id=3, about="tea", **old)])
+    db.committed.add_all([Notice(id=1, **old), Reminder(id=2, about="milk", **old), Reminder(id=3, about="tea", **old)])
     with db.begin() as session:
         assert session.stats(Reminder).total == 2
         assert session.stats(Notice).total == 3
@@ -203,8 +198,7 @@ def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
 
 def test_a_class_of_two_tables(db: Database) -> None:
     old = {"status": "discarded", "finished_at": PAST}
-    with db.begin() as session:
-        session.add_all([Invoice(id=1, **old), CreditNote(id=2, amount=1, **old), CreditNote(id=3, amount=9, **old)])
+    db.committed.add_all([Invoice(id=1, **old), CreditNote(id=2, amount=1, **old), CreditNote(id=3, amount=9, **old)])
     with db.begin() as session:
         assert session.retry(CreditNote, CreditNote.amount == 1) == 1
         assert session.stats(CreditNote, CreditNote.amount > 0).total == 2

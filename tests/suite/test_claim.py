@@ -32,16 +32,14 @@ def in_order(tasks: Any) -> list[int]:
 
 
 def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> list[int]:
-    with db.begin() as session:
-        return in_order(session.claim_many(Task, *where, limit=limit, **arguments))
+    return in_order(db.committed.claim_many(Task, *where, limit=limit, **arguments))
 
 
 def test_a_claim_writes_state_attempt_claimer_and_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1, "name": "a", "priority": 3, "available_at": PAST}])
     before = load(db, Task, 1)
     started = clock(db)
-    with db.begin() as session:
-        session.claim(Task)
+    db.committed.claim(Task)
     after = load(db, Task, 1)
     assert (after.status, after.attempt) == ("running", 1)
     assert after.claimed_by == f"{socket.gethostname()}:{os.getpid()}"
@@ -82,8 +80,7 @@ def test_a_claim_of_an_empty_queue_returns_none(db: Database) -> None:
 
 
 def test_a_plain_insert_by_another_program_enqueues(db: Database) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(text("INSERT INTO task (name, number) VALUES ('from outside', 0)"))
+    db.execute(text("INSERT INTO task (name, number) VALUES ('from outside', 0)"))
     with db.begin() as session:
         task = session.claim(Task)
         assert (task.name, task.priority, task.attempt, task.max_attempts) == ("from outside", 0, 1, 3)
@@ -97,8 +94,7 @@ def test_pending_instances_can_be_claimed(db: Database) -> None:
 
 def test_lease_and_claimer_can_be_given_with_the_call(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
-    with db.begin() as session:
-        session.claim(Task, lease=timedelta(seconds=1.5), claimed_by="me")
+    db.committed.claim(Task, lease=timedelta(seconds=1.5), claimed_by="me")
     task = load(db, Task, 1)
     assert task.claimed_by == "me"
     assert task.claimed_at is not None
@@ -310,10 +306,8 @@ def test_rows_inserted_in_descending_order(db: Database) -> None:
 
 def test_a_priority_that_is_changed_while_it_waits(db: Database) -> None:
     db.insert(Task, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
-    with db.begin() as actor:
-        actor.execute(update(Task).where(Task.id == 3).values(priority=-1))
-    with db.begin() as actor:
-        assert [task.id for task in actor.claim_many(Task, limit=3)] == [3, 1, 2]
+    db.committed.execute(update(Task).where(Task.id == 3).values(priority=-1))
+    assert [task.id for task in db.committed.claim_many(Task, limit=3)] == [3, 1, 2]
 
 
 @pytest.mark.parametrize("limit", [300, 1_500])
@@ -378,8 +372,7 @@ def test_many_tasks_are_consumed_in_claim_order(db: Database) -> None:
     db.insert(Task, [{"id": n, "priority": -n} for n in range(1, 5)])
     db.insert(Task, [{"id": 5, "status": "running", "attempt": 1, "available_at": PAST}])
     db.insert(Task, [{"id": 6, "status": "scheduled", "available_at": FUTURE}])
-    with db.begin() as session:
-        assert [task.id for task in session.consume_many(Task, Task.id > 1, limit=10)] == [4, 3, 2, 5]
+    assert [task.id for task in db.committed.consume_many(Task, Task.id > 1, limit=10)] == [4, 3, 2, 5]
     assert [task.status for task in load_all(db, Task)] == ["available"] + ["completed"] * 4 + ["scheduled"]
 
 
@@ -412,8 +405,7 @@ def test_a_consumed_task_cannot_be_settled(db: Database) -> None:
 
 
 def test_loader_options_of_consume(db: Database) -> None:
-    with db.begin() as session:
-        session.add(Mail(id=1, attachments=[Attachment(name="x")]))
+    db.committed.add(Mail(id=1, attachments=[Attachment(name="x")]))
     with db.begin() as session:
         mail = session.consume(Mail, options=[selectinload(Mail.attachments)])
         assert [attachment.name for attachment in mail.__dict__["attachments"]] == ["x"]

@@ -45,8 +45,7 @@ def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
 
 
 def document(db: Database) -> Document:
-    with db.begin() as actor:
-        return actor.run(lambda session: session.scalars(select(Document)).one())
+    return db.committed.run(lambda session: session.scalars(select(Document)).one())
 
 
 @pytest.mark.parametrize("how", ["rows", "instance"])
@@ -84,8 +83,7 @@ def test_other_conflict_modes_accept_all_inserts_and_keep_one_row(db: Database, 
         return
     assert made.version in range(1, THREADS + 1)
     assert (made.status, made.attempt, made.finished_at) == ("available", 0, None)
-    with db.begin() as actor:
-        assert actor.claim(Document).version == made.version
+    assert db.committed.claim(Document).version == made.version
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
@@ -96,8 +94,7 @@ def test_many_keys_are_enqueued_at_once(sync_db: Database, how: str) -> None:
         actor.enqueue(Document, [{"id": key, "version": version} for key in keys], on_conflict=how)
 
     assert race(sync_db, enqueue) == [None] * THREADS
-    with sync_db.begin() as actor:
-        versions = actor.scalars(select(Document.version)).all()
+    versions = sync_db.committed.scalars(select(Document.version)).all()
     assert len(versions) == 50
     assert len(set(versions)) == 1, "each statement is one: the rows are all of the first, or all of the last"
 
@@ -162,13 +159,11 @@ def test_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None
     """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""
     db.insert(Listing, [{"id": 1, "unique_key": "a", "version": 0}, {"id": 2, "unique_key": "b", "version": 0}])
     given = [(9, "new", 1), (1, "a", 2), (8, "other", 3), (2, "b", 4), (9, "new", 5), (7, "a", 6)]
-    with db.begin() as actor:
-        actor.enqueue(
-            Listing, [dict(zip(("id", "unique_key", "version"), each, strict=True)) for each in given], on_conflict=how
-        )
+    db.committed.enqueue(
+        Listing, [dict(zip(("id", "unique_key", "version"), each, strict=True)) for each in given], on_conflict=how
+    )
     first, last = {1: 0, 2: 0, 8: 3, 9: 1}, {1: 6, 2: 4, 8: 3, 9: 5}
-    with db.begin() as actor:
-        found = actor.run(lambda session: {each.id: each.version for each in session.scalars(select(Listing))})
+    found = db.committed.run(lambda session: {each.id: each.version for each in session.scalars(select(Listing))})
     assert found == (first if how == "ignore" else last)
 
 
@@ -179,8 +174,7 @@ def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, 
     # MySQL and MariaDB find deadlocks there, see enqueue()
     adapter = adapter_for(db.session_engine.dialect)
     assert [error for error in raised if error is not None and not adapter.connections.is_transient(error)] == []
-    with db.begin() as actor:
-        found = actor.run(lambda session: session.scalars(select(Listing.version)).all())
+    found = db.committed.run(lambda session: session.scalars(select(Listing.version)).all())
     assert len(found) == len(keys)
     assert len(set(found)) == 1
 
@@ -271,8 +265,7 @@ def refused(db: Database, model: Any, row: dict[str, Any], how: str, *, as_rows:
     ids=["primary", "unique"],
 )
 def test_another_constraint(db: Database, model: Any, mine: Any, other: Any, said: str, as_rows: bool) -> None:
-    with db.begin() as actor:
-        actor.enqueue(model(slug="s", **mine))
+    db.committed.enqueue(model(slug="s", **mine))
     for how in ANY:
         assert re.fullmatch(said, refused(db, model, {"slug": "s", "priority": 7, **other}, how, as_rows=as_rows))
     text = refused(db, model, {"slug": "s", **other}, "raise", as_rows=as_rows)
@@ -281,13 +274,11 @@ def test_another_constraint(db: Database, model: Any, mine: Any, other: Any, sai
     )
     assert "then give other values, or, if it is the key that exists, choose on_conflict=" in text
     for how in ANY:
-        with db.begin() as actor:
-            actor.enqueue(model, [{"slug": "s", **mine}], on_conflict=how)  # this is the row itself
+        db.committed.enqueue(model, [{"slug": "s", **mine}], on_conflict=how)  # this is the row itself
     assert count(db, model) == count(db, model, model.priority == 0) == 1
 
 
 def test_without_any_key_no_option_helps(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Permit, [{"slug": "s"}])
+    db.committed.enqueue(Permit, [{"slug": "s"}])
     text = refused(db, Permit, {"slug": "s"}, "raise", as_rows=True)
     assert text.endswith("has the same values as this Permit in a unique key: roll back, and give it other values")

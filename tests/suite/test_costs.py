@@ -76,8 +76,7 @@ def enqueues(model: Any, many: int, values: Callable[[int], Mapping[str, Any]], 
     def prepare_call(db: Database, number: int) -> Call:
         given = [{**values(n), **({"version": number} if arguments else {})} for n in range(many)]
         if arguments:  # the existing rows that they conflict with
-            with db.begin() as session:
-                session.enqueue(model, given, **arguments)
+            db.committed.enqueue(model, given, **arguments)
         return lambda session: session.enqueue(model, given, **arguments)
 
     return prepare_call
@@ -103,8 +102,7 @@ def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> 
     common = {"created_at": PAST}  # with nothing to call, a driver sends many rows at once
     given = [{**common, **row, **own.get(model, lambda _: {})(n)} for n, row in enumerate(rows(many, *conditions))]
     if model is Visit:
-        with db.begin() as session:
-            session.enqueue(model, given)
+        db.committed.enqueue(model, given)
     else:
         db.insert(model, given)
 

@@ -55,8 +55,7 @@ def test_killed_after_its_claim_was_committed(sync_db: Database, processes: Proc
 
 
 def claimed(db: Database) -> Task | None:
-    with db.begin() as actor:
-        return actor.claim(Task)
+    return db.committed.claim(Task)
 
 
 def claimed_within(db: Database, patience: timedelta) -> Task:
@@ -104,8 +103,7 @@ def test_rescue_leaves_tasks_that_may_still_finish(db: Database) -> None:
 
 
 def rescued(db: Database) -> int:
-    with db.begin() as actor:
-        return actor.rescue(Task)
+    return db.committed.rescue(Task)
 
 
 def test_the_last_attempt_can_still_be_finished(db: Database) -> None:
@@ -134,8 +132,7 @@ def test_the_lapsed_lease_of_a_worker_counts_no_attempt_and_makes_a_suspect(db: 
     claimed_by_worker(db)
     for _ in range(2):
         assert rescued(db) == 0
-        with db.begin() as actor:
-            assert actor.run(next_due, Task) == timedelta(0)
+        assert db.committed.run(next_due, Task) == timedelta(0)
         task = claimed_by_worker(db)
         found = row(db, task)
         assert (found["crashes"], found["max_attempts"] - found["attempt"]) == (1, 0)
@@ -188,8 +185,7 @@ def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, call:
         SETTLINGS[call](actor, task)
     left = 1 if call == "discard" else 0  # the dead letter's error mentions it
     assert row(db, task)["crashes"] == left
-    with db.begin() as actor:
-        actor.retry(Task)
+    db.committed.retry(Task)
     assert row(db, task)["crashes"] == 0
 
 
@@ -217,16 +213,14 @@ SPEC = spec_of(Task)
 
 def taken(db: Database, count: int, tokens: WorkerTokens | None = None) -> Sequence[Task]:
     """Claim ``count`` tasks for a worker."""
-    with db.begin() as actor:
-        tasks: Sequence[Task] = actor.run(claim_matching, ClaimQuery(SPEC), count, tokens=tokens or WorkerTokens())
+    tasks: Sequence[Task] = db.committed.run(claim_matching, ClaimQuery(SPEC), count, tokens=tokens or WorkerTokens())
     return tasks
 
 
 def die(db: Database, tokens: WorkerTokens, *running: Task) -> None:
     """Recover from the death of the process with these tokens while it ran these tasks."""
     started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, counted=False) for task in running]
-    with db.begin() as actor:
-        actor.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))
+    db.committed.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))
 
 
 def crashes(db: Database) -> dict[int, int]:
@@ -250,8 +244,7 @@ def test_tasks_of_a_dead_process_are_claimed_before_those_that_wait(db: Database
 def test_a_suspect_that_crashed_its_own_process_is_claimed_before_those_that_wait(db: Database) -> None:
     db.insert(Task, [{"number": number} for number in range(3)])
     (suspect,) = taken(db, 1)
-    with db.begin() as actor:
-        actor.run(write_outcomes, [(claim_of(suspect), Outcome("suspected", "it died"))])
+    db.committed.run(write_outcomes, [(claim_of(suspect), Outcome("suspected", "it died"))])
     assert crashes(db) == {0: 1, 1: 0, 2: 0}
     assert [task.number for task in taken(db, 2)] == [0, 1]
 

@@ -23,8 +23,7 @@ HOURLY, DAILY = Every(HOUR), Every(24 * HOUR)
 
 def declare(db: Database, *tasks: Any, model: Any = Chore, **arguments: Any) -> dict[str, tuple[Any, ...]]:
     """Declare schedules; return the changes by kind, with their keys."""
-    with db.begin() as actor:
-        done = actor.declare_schedules(model, tasks, **arguments)
+    done = db.committed.declare_schedules(model, tasks, **arguments)
     return {name: keys for name in done.__slots__ if (keys := getattr(done, name))}
 
 
@@ -47,8 +46,7 @@ def do(db: Database, act: Callable[[Actor], Any]) -> Any:
 
 def run_now(db: Database) -> Any:
     """Claim the only chore."""
-    with db.engine.begin() as connection:
-        connection.execute(update(Chore.__table__).values(available_at=PAST))
+    db.execute(update(Chore.__table__).values(available_at=PAST))
     return do(db, lambda actor: actor.claim(Chore))
 
 
@@ -196,8 +194,7 @@ def test_tasks_of_others_are_not_removed(db: Database) -> None:
     ours = Chore.note.is_(None)
     assert declare(db, chore(), remove_missing=True) == {"created": ("a",), "removed": ("theirs",)}
     declare(db, chore("theirs", note="theirs"))
-    with db.begin() as actor:
-        done = actor.declare_schedules(Chore, [chore("b")], ours, remove_missing=True)
+    done = db.committed.declare_schedules(Chore, [chore("b")], ours, remove_missing=True)
     assert (done.created, done.removed) == (("b",), ("a",))
     assert found(db, "theirs")["status"] == "scheduled"
     statuses = [

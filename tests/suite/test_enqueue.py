@@ -21,8 +21,7 @@ from tests.support.rows import FUTURE, TOMORROW, clock, count, load, load_all
 
 def test_session_add_enqueues(db: Database) -> None:
     started = clock(db)
-    with db.begin() as session:
-        session.add(Task(id=1))
+    db.committed.add(Task(id=1))
     task = load(db, Task, 1)
     assert (task.status, task.priority, task.attempt, task.max_attempts) == ("available", 0, 0, 3)
     assert started <= task.available_at <= clock(db)
@@ -52,8 +51,7 @@ def test_instances_become_persistent(db: Database) -> None:
 
 
 def test_models_of_several_kinds_at_once(db: Database) -> None:
-    with db.begin() as session:
-        session.enqueue([Task(name="a"), Document(id="d"), Task(name="b"), Letter("ada", priority=4)])
+    db.committed.enqueue([Task(name="a"), Document(id="d"), Task(name="b"), Letter("ada", priority=4)])
     assert [len(load_all(db, model)) for model in (Task, Document, Letter)] == [2, 1, 1]
     assert load_all(db, Letter)[0].priority == 4
 
@@ -68,8 +66,7 @@ def test_rows_are_enqueued_without_instances(db: Database) -> None:
 
 
 def test_rows_of_different_shapes(db: Database) -> None:
-    with db.begin() as session:
-        session.enqueue(Task, [{"id": 1, "name": "a"}, {"id": 2, "priority": 5}, {"id": 3, "available_at": FUTURE}])
+    db.committed.enqueue(Task, [{"id": 1, "name": "a"}, {"id": 2, "priority": 5}, {"id": 3, "available_at": FUTURE}])
     assert [(task.name, task.priority, task.status) for task in load_all(db, Task)] == [
         ("a", 0, "available"),
         ("", 5, "available"),
@@ -201,8 +198,7 @@ def test_copy_loads_the_given_rows(db: Database) -> None:
 
 @copies
 def test_copy_matches_columns_by_name(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Task, [{"name": "one", "number": 1}, {"number": 2, "name": "two"}], copy=True)
+    db.committed.enqueue(Task, [{"name": "one", "number": 1}, {"number": 2, "name": "two"}], copy=True)
     assert [(task.name, task.number) for task in db.session().claim_many(Task, limit=2)] == [("one", 1), ("two", 2)]
 
 

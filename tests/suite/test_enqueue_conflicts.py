@@ -26,8 +26,7 @@ def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
     assert (duplicate.value.model, duplicate.value.keys) == (Document, ({"id": "a"},))
     assert isinstance(duplicate.value.__cause__, IntegrityError)
     session.rollback()
-    with db.begin() as session:
-        session.enqueue(Document(id="b"))
+    db.committed.enqueue(Document(id="b"))
 
 
 def test_other_violations_are_not_duplicates(db: Database) -> None:
@@ -53,22 +52,19 @@ def test_a_final_task_is_enqueued_again(sync_db: Database, on_conflict: Any, sta
     db = sync_db
     final = {"status": status, "attempt": 5, "max_attempts": 5, "available_at": PAST, "finished_at": PAST}
     db.insert(Document, [{"id": "a", "version": 1, **final}])
-    with db.begin() as session:
-        session.enqueue(Document(id="a", version=2), on_conflict=on_conflict)
+    db.committed.enqueue(Document(id="a", version=2), on_conflict=on_conflict)
     document = load(db, Document, "a")
     assert (document.version, document.status, document.attempt, document.max_attempts) == (2, "available", 5, 10)
     assert document.finished_at is None
     assert document.available_at > PAST
-    with db.begin() as session:
-        assert session.claim(Document).attempt == 6
+    assert db.committed.claim(Document).attempt == 6
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
 @pytest.mark.parametrize("status", ["scheduled", "retryable"])
 def test_a_waiting_task_is_available_at_once(sync_db: Database, on_conflict: Any, status: str) -> None:
     sync_db.insert(Document, [{"id": "a", "status": status, "available_at": FUTURE}])
-    with sync_db.begin() as session:
-        session.enqueue(Document, [{"id": "a", "version": 2}], on_conflict=on_conflict)
+    sync_db.committed.enqueue(Document, [{"id": "a", "version": 2}], on_conflict=on_conflict)
     document = load(sync_db, Document, "a")
     assert (document.version, document.status) == (2, "available")
     assert document.available_at <= clock(sync_db)
@@ -78,15 +74,13 @@ def test_a_waiting_task_is_available_at_once(sync_db: Database, on_conflict: Any
 def test_a_new_available_at_is_stored(db: Database, on_conflict: Any) -> None:
     final = {"status": "completed", "available_at": PAST, "finished_at": PAST}
     db.insert(Document, [{"id": "a", **final}])
-    with db.begin() as session:
-        session.enqueue(Document(id="a", available_at=FUTURE), on_conflict=on_conflict)
+    db.committed.enqueue(Document(id="a", available_at=FUTURE), on_conflict=on_conflict)
     assert (load(db, Document, "a").status, load(db, Document, "a").available_at) == ("scheduled", FUTURE)
 
 
 def test_replace_gives_the_values_of_the_row(db: Database) -> None:
     db.insert(Document, [{"id": "a", "attempt": 2, "status": "completed", "finished_at": PAST}])
-    with db.begin() as session:
-        session.enqueue(Document, [{"id": "a", "priority": 7, "max_attempts": 1}], on_conflict="replace")
+    db.committed.enqueue(Document, [{"id": "a", "priority": 7, "max_attempts": 1}], on_conflict="replace")
     document = load(db, Document, "a")
     assert document.priority == 7
     assert document.max_attempts - document.attempt == 1
@@ -94,8 +88,7 @@ def test_replace_gives_the_values_of_the_row(db: Database) -> None:
 
 def test_several_keys_of_which_some_exist(db: Database) -> None:
     db.insert(Document, [{"id": "a", "version": 1}, {"id": "c", "version": 1}])
-    with db.begin() as session:
-        session.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")
+    db.committed.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")
     assert [(document.id, document.version) for document in load_all(db, Document)] == [(key, 2) for key in "abcd"]
 
 
@@ -111,12 +104,9 @@ def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
 
 def _running(db: Database, model: Any, key: Any, on_conflict: str, **values: Any) -> Any:
     """Claim a task and enqueue it again."""
-    with db.begin() as session:
-        session.add(model(id=key))
-    with db.begin() as session:
-        task = session.claim(model)
-    with db.begin() as session:
-        session.enqueue(model, [{"id": key, **values}], on_conflict=on_conflict)
+    db.committed.add(model(id=key))
+    task = db.committed.claim(model)
+    db.committed.enqueue(model, [{"id": key, **values}], on_conflict=on_conflict)
     assert load(db, model, key).status == "running"
     return task
 
@@ -131,8 +121,7 @@ def test_replace_leaves_a_run_alone(db: Database) -> None:
 
 def test_rerun_after_a_failure_with_attempts_left_is_the_retry(db: Database) -> None:
     task = _running(db, Document, "a", "rerun")
-    with db.begin() as session:
-        session.fail(task, "no")
+    db.committed.fail(task, "no")
     document = load(db, Document, "a")
     assert (document.status, document.error) == ("retryable", "no")
 
@@ -140,8 +129,7 @@ def test_rerun_after_a_failure_with_attempts_left_is_the_retry(db: Database) -> 
 def test_rerun_survives_a_crash(db: Database) -> None:
     """The next claim sees the enqueued values, so it is the requested run."""
     _running(db, Document, "a", "rerun")
-    with db.engine.begin() as connection:
-        connection.execute(Document.__table__.update().values(available_at=PAST))
+    db.execute(Document.__table__.update().values(available_at=PAST))
     with db.begin() as session:
         session.complete(session.claim(Document))
     assert load(db, Document, "a").status == "completed"

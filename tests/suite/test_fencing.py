@@ -135,10 +135,8 @@ def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Databas
 @every_call
 def test_lost_claims_among_many_refuse_them_all(db: Database, call: str, by: Callable[[Any], Any]) -> None:
     db.insert(Task, rows(4))
-    with db.begin() as first:
-        tasks = first.claim_many(Task, limit=4)
-    with db.begin() as other:
-        other.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
+    tasks = db.committed.claim_many(Task, limit=4)
+    db.committed.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
     before = everything(db)
     actor = db.session()
     with pytest.raises(ClaimLostError, match="and 1 more") as caught:
@@ -198,8 +196,7 @@ def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
     db.insert(Task, [{"id": 7}])
     held = claim_of(claim(db, Task))
     assert held == Claim(Task, (7,), 1, load(db, Task, 7).claim_token)
-    with db.begin() as session:
-        session.complete(pickle.loads(pickle.dumps(held)))
+    db.committed.complete(pickle.loads(pickle.dumps(held)))
     assert load(db, Task, 7).status == "completed"
 
 

@@ -57,8 +57,7 @@ def test_older_than_by_the_clock_of_the_database(db: Database) -> None:
     now = clock(db)
     ages = [timedelta(minutes=n) for n in (59, 61)]
     db.insert(Task, [{"id": n, "created_at": now - age} for n, age in enumerate(ages, 1)])
-    with db.begin() as session:
-        assert ids(session.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2]
+    assert ids(db.committed.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2]
 
 
 def test_found_instances_are_refreshed(db: Database) -> None:
@@ -66,8 +65,7 @@ def test_found_instances_are_refreshed(db: Database) -> None:
     with db.begin() as session:
         (task,) = session.find(Task)
         session.commit()
-        with db.begin() as other:
-            other.cancel(Task)
+        db.committed.cancel(Task)
         (again,) = session.find(Task)
         assert again is task
         assert task.status == "cancelled"
@@ -86,14 +84,12 @@ def test_nothing_is_locked_and_nothing_claimed(db: Database) -> None:
 def test_with_loader_options(db: Database) -> None:
     db.insert(Account, [{"id": 1, "name": "ada"}])
     db.insert(Mail, [{"id": 1, "account_id": 1}])
-    with db.begin() as session:
-        (mail,) = session.find(Mail, options=[selectinload(Mail.account)])
+    (mail,) = db.committed.find(Mail, options=[selectinload(Mail.account)])
     assert mail.account.name == "ada"
 
 
 def test_find_among_inheriting_classes(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Notice(id=1), Reminder(id=2, about="tea"), Invoice(id=1), CreditNote(id=2, amount=7)])
+    db.committed.add_all([Notice(id=1), Reminder(id=2, about="tea"), Invoice(id=1), CreditNote(id=2, amount=7)])
     with db.begin() as session:
         assert [type(task) for task in session.find(Notice)] == [Notice, Reminder]
         assert ids(session.find(Reminder, Reminder.about == "tea")) == [2]
@@ -116,8 +112,7 @@ def test_each_error_has_an_example(db: Database) -> None:
     keys = [("a", 1), ("b", 7), ("b", 3)]
     db.insert(Seat, [{"line": line, "number": n, "error": "x", **failed} for line, n in keys])
     db.insert(Seat, [{"line": "c", "number": 1, "error": "y", **failed}])
-    with db.begin() as session:
-        first, second = session.errors(Seat)
+    first, second = db.committed.errors(Seat)
     assert (first.message, first.count, first.example) == ("x", 3, ("b", 7))
     assert (second.message, second.count, second.example) == ("y", 1, ("c", 1))
 
@@ -129,8 +124,7 @@ def pages(db: Database, model: Any, status: Status | None, limit: int) -> list[l
     """Return the keys of each page, from the first to the last."""
     spec, after, found = model.__queue_spec__, None, list[list[Any]]()
     while True:
-        with db.begin() as session:
-            one = session.run(page, model, status=status, after=after, limit=limit)
+        one = db.committed.run(page, model, status=status, after=after, limit=limit)
         found.append([spec.identity_of(task) for task in one.tasks])
         if one.next is None:
             return found
@@ -196,8 +190,7 @@ def test_unfinished_tasks_are_in_the_order_of_their_time(sync_db: Database) -> N
 def test_waiting_tasks_are_run_now(db: Database) -> None:
     waiting = [{"id": n, "status": status, "available_at": TOMORROW} for n, status in enumerate(Status, 1)]
     db.insert(Task, [{**each, "attempt": 1, "max_attempts": 3} for each in waiting])
-    with db.begin() as session:
-        assert session.run_now(Task, Task.id != 99) == 3
+    assert db.committed.run_now(Task, Task.id != 99) == 3
     now = clock(db)
     with db.begin() as session:
         hastened = {task.id for task in session.find(Task) if task.status == "available" and task.available_at <= now}

@@ -69,12 +69,10 @@ def test_discarded_and_cancelled_attempts_are_recorded(db: Database, how: str) -
 
 def test_many_in_one_statement(db: Database) -> None:
     put(db, *(Parcel() for _ in range(20)))
-    with db.begin() as session:
-        claims = [claim_of(task) for task in session.claim_many(Parcel, limit=20)]
+    claims = [claim_of(task) for task in db.committed.claim_many(Parcel, limit=20)]
     sent: list[str] = []
     event.listen(db.session_engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
-    with db.begin() as session:
-        session.complete(claims)
+    db.committed.complete(claims)
     assert len([statement for statement in sent if statement.startswith("INSERT INTO past ")]) == 1
     assert count(db) == 20
     with db.begin() as session:
@@ -91,10 +89,8 @@ def test_a_rollback_undoes_the_history(db: Database) -> None:
 
 def test_a_lost_claim_ends_nothing(db: Database) -> None:
     put(db, Parcel())
-    with db.begin() as session:
-        zombie = claim_of(session.claim(Parcel))
-    with db.engine.begin() as connection:
-        connection.execute(update(Parcel).values(attempt=2))
+    zombie = claim_of(db.committed.claim(Parcel))
+    db.execute(update(Parcel).values(attempt=2))
     with db.session() as session, pytest.raises(ClaimLostError):
         session.complete(zombie)
     with db.begin() as session, pytest.raises(ClaimLostError):
@@ -119,8 +115,7 @@ def test_a_lock_only_claim_has_no_start_time(db: Database) -> None:
     with db.begin() as session:
         task = session.claim(Parcel, lease=None, claimed_by="locker")
         session.complete(task)
-    with db.begin() as session:
-        (attempt,) = session.history(task)
+    (attempt,) = db.committed.history(task)
     assert (attempt.attempt, attempt.claimed_by, attempt.started_at, attempt.took) == (1, "locker", None, None)
 
 
@@ -128,8 +123,7 @@ def test_the_claiming_block_records_a_traceback(db: Database) -> None:
     put(db, Parcel())
     with db.begin() as session, session.claiming(Parcel) as task:
         refuse("torn")
-    with db.begin() as session:
-        (attempt,) = session.history(task)
+    (attempt,) = db.committed.history(task)
     assert (attempt.outcome, attempt.error) == ("failed", "ValueError: torn")
     assert "in refuse" in attempt.traceback
     assert "raise ValueError(reason)" in attempt.traceback
@@ -146,8 +140,7 @@ def test_a_traceback_that_the_character_set_of_a_session_lacks(db: Database) -> 
             raise ValueError("no stamp")  # it costs 5 €
         except ValueError as error:
             session.fail(task, error)
-    with db.begin() as session:
-        (attempt,) = session.history(task)
+    (attempt,) = db.committed.history(task)
     assert (attempt.error, attempt.traceback) == ("ValueError: no stamp", None)
 
 
@@ -157,8 +150,7 @@ def test_long_tracebacks_lose_their_middle(db: Database) -> None:
     reason = "first " + "ä\U0001f4e6" * 3_000 + " last"
     with db.begin() as session, session.claiming(Parcel) as task:
         refuse(reason)
-    with db.begin() as session:
-        (attempt,) = session.history(task)
+    (attempt,) = db.committed.history(task)
     assert len(attempt.traceback) == 2_000
     assert attempt.traceback.startswith("Traceback")
     assert attempt.traceback.endswith(" last")
@@ -170,22 +162,19 @@ def test_runs_and_stages(db: Database) -> None:
         for stage in ("cut", "mix"):
             reel = session.claim(Reel, Reel.stage == stage)
             session.complete(reel)
-    with db.engine.begin() as connection:
-        connection.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
+    db.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
     for way in ("complete", "fail"):
         with db.begin() as session:
             rota = session.claim(Rota)
             session.complete(rota) if way == "complete" else session.fail(rota, "late")
-        with db.engine.begin() as connection:
-            connection.execute(update(Rota).values(available_at=utcnow(-HOUR)))
+        db.execute(update(Rota).values(available_at=utcnow(-HOUR)))
     with db.begin() as session:
         assert outcomes(session.history(reel)) == [(2, "completed", None), (1, "completed", None)]
         assert outcomes(session.history(rota)) == [(2, "failed", "late"), (1, "completed", None)]
 
 
 def test_limited_tasks(db: Database) -> None:
-    with db.begin() as session:
-        session.enqueue([Boat(limit_key="a"), Boat(limit_key="a")])
+    db.committed.enqueue([Boat(limit_key="a"), Boat(limit_key="a")])
     with db.begin() as session:
         boats = session.claim_many(Boat, limit=5)
         session.complete(boats)
@@ -213,8 +202,7 @@ def test_messages_of_an_outbox(db: Database) -> None:
 def test_the_next_relay_records_the_crash_of_a_relay(db: Database) -> None:
     put(db, Cable(message_key="a"), Cable(message_key="a"))
     for relay in ("gone", "next"):
-        with db.begin() as session:
-            claims = [claim_of(each) for each in session.run(claim_messages, Cable, limit=5, claimed_by=relay)]
+        claims = [claim_of(each) for each in db.committed.run(claim_messages, Cable, limit=5, claimed_by=relay)]
         expire(db, Cable)
     with db.begin() as session:
         for claim in claims:
@@ -228,15 +216,13 @@ def test_pruning(db: Database) -> None:
     with db.begin() as session:
         session.complete(session.claim_many(Parcel, limit=5))
         session.complete(session.claim(Flare))
-    with db.engine.begin() as connection:
-        connection.execute(update(Past).values(finished_at=utcnow(-timedelta(days=2))).where(Past.task != "1"))
+    db.execute(update(Past).values(finished_at=utcnow(-timedelta(days=2))).where(Past.task != "1"))
     with db.begin() as session:
         assert session.prune_history(Parcel, limit=3) == 3
         assert session.prune_history(Parcel, limit=3) == 1
         assert session.prune_history(Parcel) == 0
     assert count(db) == 2
-    with db.begin() as session:
-        assert session.prune_history(Parcel, timedelta(0)) == 1
+    assert db.committed.prune_history(Parcel, timedelta(0)) == 1
     assert count(db) == 1
 
 
@@ -289,8 +275,7 @@ LEASES: dict[str, Any] = {"claim": {}, "lock": {"lease": None}}
 @pytest.mark.parametrize("lease", [HOUR, None])
 def test_a_takeover_records_the_crash(db: Database, lease: timedelta | None) -> None:
     put(db, Parcel(), Parcel(), Parcel())
-    with db.begin() as session:
-        crashed = [claim_of(task) for task in session.claim_many(Parcel, limit=2, claimed_by="gone")]
+    crashed = [claim_of(task) for task in db.committed.claim_many(Parcel, limit=2, claimed_by="gone")]
     expire(db, Parcel)
     with db.session() as session:
         assert len(session.claim_many(Parcel, limit=3, lease=lease)) == 3
@@ -313,8 +298,7 @@ def test_a_takeover_records_the_crash(db: Database, lease: timedelta | None) -> 
 @pytest.mark.parametrize("model", [Parcel, Flare])
 def test_a_row_that_cannot_be_read_records_the_crash(db: Database, model: Any, method: str) -> None:
     put(db, Flare(region="north", number=1) if model is Flare else Parcel())
-    with db.begin() as session:
-        crashed = claim_of(session.claim(model, claimed_by="gone"))
+    crashed = claim_of(db.committed.claim(model, claimed_by="gone"))
     expire(db, model)
 
     def load(*_: object) -> None:
@@ -336,8 +320,7 @@ def test_a_row_that_cannot_be_read_records_the_crash(db: Database, model: Any, m
 @pytest.mark.parametrize("method", ["claim", "lock", "promote"])
 def test_a_claim_whose_time_cannot_be_read_stops_nothing(db: Database, method: str) -> None:
     put(db, Parcel())
-    with db.begin() as session:
-        crashed = claim_of(session.claim(Parcel, claimed_by="gone"))
+    crashed = claim_of(db.committed.claim(Parcel, claimed_by="gone"))
     expire(db, Parcel)
     with db.engine.connect() as connection:
         if db.case.odd_mode:
@@ -357,14 +340,12 @@ def test_a_claim_whose_time_cannot_be_read_stops_nothing(db: Database, method: s
 
 def test_a_rescue_records_the_crash(db: Database) -> None:
     put(db, Parcel(max_attempts=1), Rota(schedule="PT1S", max_attempts=1))
-    with db.engine.begin() as connection:
-        connection.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
+    db.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
     with db.begin() as session:
         tasks = [session.claim(model, claimed_by="gone") for model in (Parcel, Rota)]
     for model in (Parcel, Rota):
         expire(db, model)
-        with db.begin() as session:
-            assert session.rescue(model) == 1
+        assert db.committed.rescue(model) == 1
     with db.begin() as session:
         for task in tasks:
             (attempt,) = session.history(task)
@@ -373,22 +354,17 @@ def test_a_rescue_records_the_crash(db: Database) -> None:
 
 def test_a_retry_of_hung_tasks_records_the_crash(db: Database) -> None:
     put(db, Parcel())
-    with db.begin() as session:
-        task = session.claim(Parcel, claimed_by="gone")
+    task = db.committed.claim(Parcel, claimed_by="gone")
     expire(db, Parcel)
-    with db.begin() as session:
-        assert session.retry(Parcel) == 1
-    with db.begin() as session:
-        (attempt,) = session.history(task)
+    assert db.committed.retry(Parcel) == 1
+    (attempt,) = db.committed.history(task)
     assert (attempt.outcome, attempt.claimed_by) == ("crashed", "gone")
 
 
 @pytest.mark.parametrize("model", [Parcel, Boat])
 def test_running_tasks_that_are_ended_by_criteria(db: Database, model: Any) -> None:
-    with db.begin() as session:
-        session.enqueue([model() for _ in range(4)])
-    with db.begin() as session:
-        running = session.claim_many(model, limit=2, claimed_by="busy")
+    db.committed.enqueue([model() for _ in range(4)])
+    running = db.committed.claim_many(model, limit=2, claimed_by="busy")
     with db.begin() as session:
         assert session.cancel(model, model.id == running[0].id) == 1
         assert session.discard(model, error="no longer wanted") == 3
@@ -400,11 +376,9 @@ def test_running_tasks_that_are_ended_by_criteria(db: Database, model: Any) -> N
 
 @pytest.mark.parametrize("model", [Parcel, Flare, Boat])
 def test_consumed_tasks(db: Database, model: Any) -> None:
-    with db.begin() as session:
-        session.enqueue(model(region="north", number=7) if model is Flare else model())
+    db.committed.enqueue(model(region="north", number=7) if model is Flare else model())
     with db.begin() as session:
         task = session.consume(model, claimed_by="eater")
         claim = Claim(model, ("north", 7) if model is Flare else (task.id,), 1)
-    with db.begin() as session:
-        (attempt,) = session.history(claim)
+    (attempt,) = db.committed.history(claim)
     assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "completed", "eater")

@@ -41,8 +41,7 @@ def completes(session: Actor, task: Any) -> None:
 
 def stored(db: Database, rows: Sequence[dict[str, Any]], queue: str = "past_parcel") -> None:
     common = {"queue": queue, "task": "1", "attempt": 1, "outcome": "failed", "claimed_by": "a", "error": "no"}
-    with db.engine.begin() as connection:
-        connection.execute(insert(Past), [{**common, **row} for row in rows])
+    db.execute(insert(Past), [{**common, **row} for row in rows])
 
 
 def told(groups: Sequence[ErrorGroup]) -> list[tuple[str, int, Any]]:
@@ -59,8 +58,7 @@ def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Databa
     done = attempt(archive, Parcel, completes)
     put(archive, Parcel())
     given_up = attempt(archive, Parcel, lambda session, task: session.discard(task, "no address"))
-    with archive.begin() as session:
-        groups = session.errors(Parcel)
+    groups = archive.committed.errors(Parcel)
     assert told(groups) == [("no stamp", 2, (done.id,)), ("no address", 1, (given_up.id,))]
     assert [(group.attempts, group.capped) for group in groups] == [(True, False)] * 2
     assert PAST < groups[0].first_seen <= groups[0].last_seen <= groups[1].last_seen
@@ -68,14 +66,11 @@ def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Databa
 
 def test_crashes_count_and_released_attempts_do_not(archive: Database) -> None:
     put(archive, Parcel())
-    with archive.begin() as session:
-        session.claim(Parcel)
-    with archive.engine.begin() as connection:
-        connection.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
+    archive.committed.claim(Parcel)
+    archive.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
     attempt(archive, Parcel, lambda session, task: session.release(task))
     attempt(archive, Parcel, lambda session, task: session.cancel(task))
-    with archive.begin() as session:
-        (group,) = session.errors(Parcel)
+    (group,) = archive.committed.errors(Parcel)
     assert (group.count, "lease expired" in group.message) == (1, True)
 
 
@@ -90,8 +85,7 @@ def test_of_deleted_tasks_with_several_keys(archive: Database) -> None:
 
 def test_the_example_of_a_key_that_is_only_a_hash(archive: Database) -> None:
     stored(archive, [{"task": "sha256:" + "0" * 64}])
-    with archive.begin() as session:
-        assert told(session.errors(Parcel)) == [("no", 1, None)]
+    assert told(archive.committed.errors(Parcel)) == [("no", 1, None)]
 
 
 def test_the_last_failures_to_end_are_counted(archive: Database) -> None:
@@ -164,8 +158,7 @@ def test_attempts_are_counted_when_they_ended(archive: Database) -> None:
     stored(archive, [{"outcome": "completed", "finished_at": hour, "started_at": hour}], queue="past_flare")
     task = {"status": "completed", "finished_at": hour, "claimed_at": hour - MINUTE, "created_at": hour - HOUR}
     archive.insert(Parcel, [{**task, "available_at": hour}])
-    with archive.begin() as session:
-        buckets = session.timeline(Parcel)
+    buckets = archive.committed.timeline(Parcel)
     assert counts(buckets) == {hour: (2, 3, 1), hour + 2 * HOUR: (2, 0, 0)}
     found = {each.start: each for each in buckets}
     assert len(buckets) == 25
@@ -180,8 +173,7 @@ def test_retried_attempts_and_runs_of_recurring_tasks_count(archive: Database) -
     attempt(archive, Parcel, fails("no stamp"))
     attempt(archive, Parcel, completes)
     for _ in range(2):
-        with archive.engine.begin() as connection:
-            connection.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
+        archive.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
         attempt(archive, Rota, completes)
     with archive.begin() as session:
         parcels, runs = (counts(session.timeline(model, bucket=DAY)) for model in (Parcel, Rota))
@@ -208,8 +200,7 @@ def test_an_estimate_by_the_attempts_of_the_last_minute(archive: Database) -> No
     stored(archive, [{**each, "finished_at": now} for each in ends])
     stored(archive, [{**each, "finished_at": now - HOUR} for each in ends])
     archive.insert(Parcel, [{"id": n, "available_at": PAST} for n in range(1, 8)])
-    with archive.begin() as session:
-        (reason,) = session.why(Claim(Parcel, (7,), 0)).reasons
+    (reason,) = archive.committed.why(Claim(Parcel, (7,), 0)).reasons
     assert (reason.cause, reason.ahead, reason.estimate) == (Cause.ORDER, 6, 2 * MINUTE)
 
 

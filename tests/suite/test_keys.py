@@ -24,11 +24,9 @@ SURROGATE, NUL = "a\udc80", "a\0b"
 
 
 def test_topics(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Mail, [{"topic": topic, "subject": topic} for topic in DIFFERENT])
+    db.committed.enqueue(Mail, [{"topic": topic, "subject": topic} for topic in DIFFERENT])
     for topic in DIFFERENT:
-        with db.begin() as actor:
-            assert [mail.subject for mail in actor.claim_many(Mail, Mail.topic == topic, limit=9)] == [topic]
+        assert [mail.subject for mail in db.committed.claim_many(Mail, Mail.topic == topic, limit=9)] == [topic]
 
 
 def test_paused_topics(db: Database) -> None:
@@ -50,10 +48,8 @@ def test_stages_functions_and_unique_keys(db: Database) -> None:
 
 
 def test_limit_keys(db: Database) -> None:
-    with db.begin() as actor:
-        actor.enqueue(Visit, [{"limit_key": key} for key in DIFFERENT for _ in range(3)])
-    with db.begin() as actor:
-        claimed = [visit.limit_key for visit in actor.claim_many(Visit, limit=99)]
+    db.committed.enqueue(Visit, [{"limit_key": key} for key in DIFFERENT for _ in range(3)])
+    claimed = [visit.limit_key for visit in db.committed.claim_many(Visit, limit=99)]
     assert sorted(claimed) == sorted([*DIFFERENT, *DIFFERENT])
 
 
@@ -176,8 +172,7 @@ NOT_JSON["a cycle"] = (CYCLE, "contains itself")
 @pytest.mark.parametrize("name", NOT_JSON)
 def test_results_that_are_not_json(db: Database, name: str) -> None:
     value, words = NOT_JSON[name]
-    with db.begin() as actor:
-        actor.enqueue(Film, [{}])
+    db.committed.enqueue(Film, [{}])
     with db.begin() as actor:
         film = actor.claim(Film)
         with pytest.raises(ArgumentError, match=words):
@@ -211,8 +206,7 @@ DURATIONS: dict[str, Callable[[Actor, Any], Any]] = {
 
 @pytest.mark.parametrize("name", DURATIONS)
 def test_durations_beyond_the_clock(db: Database, name: str) -> None:
-    with db.begin() as actor:
-        actor.add(Task())
+    db.committed.add(Task())
     with db.session() as actor:
         with pytest.raises(ArgumentError, match="at most 100 years"):
             DURATIONS[name](actor, actor.claim(Task))
@@ -221,8 +215,7 @@ def test_durations_beyond_the_clock(db: Database, name: str) -> None:
 
 def test_the_longest_duration_is_within_the_clock(db: Database) -> None:
     longest = timedelta(days=36_525)
-    with db.begin() as actor:
-        actor.enqueue(Task, [{}, {}, {}, {}])
+    db.committed.enqueue(Task, [{}, {}, {}, {}])
     with db.begin() as actor:
         first, second, third = actor.claim_many(Task, limit=3, lease=longest)
         actor.heartbeat(first, longest)

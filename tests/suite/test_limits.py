@@ -148,8 +148,7 @@ def test_tasks_released_during_a_cancel_are_cancelled_too(sync_db: Database, mon
     claims, end = claim(sync_db), bulk._end_running
 
     def released_first(*arguments: Any) -> int:
-        with sync_db.begin() as other:
-            other.release(claims[:1])
+        sync_db.committed.release(claims[:1])
         return end(*arguments)
 
     monkeypatch.setattr(bulk, "_end_running", released_first)
@@ -208,8 +207,7 @@ def test_a_heartbeat_keeps_the_slot(db: Database) -> None:
     claims = claim(db)
     assert len(claims) == 3
     end_leases(db, Slot)
-    with db.begin() as actor:
-        actor.heartbeat(claims, timedelta(hours=1))
+    db.committed.heartbeat(claims, timedelta(hours=1))
     assert claim(db) == []
     end_leases(db, Slot)
     assert len(claim(db)) == 1  # has taken one of them over

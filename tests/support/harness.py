@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, select
+from sqlalchemy import URL, Connection, Engine, Executable, create_engine, event, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
@@ -179,6 +179,11 @@ class Database:
             event.listen(variant.session_engine, "connect", partial(execute_on_connect, statements))
         self._variants.append(variant)
         return variant
+
+    def execute(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Execute the statement without a session, and commit."""
+        with self.engine.begin() as connection:
+            connection.execute(statement, rows)
 
     def insert(self, model: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]]) -> None:
         with self.engine.begin() as connection:
