@@ -1,15 +1,13 @@
 """The optional kinds of queues: each mixin with its :class:`.Kind`, which adds to the declaration of queues that use it
 (:mod:`sqlqueue.model`), and with the functions that operations call for them.
 
-To add a kind, add a module here, an import below, and its documentation.  What it writes to its columns when a task
+To add a kind, add it here, an import below, and its documentation.  What it writes to its columns when a task
 changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all assignments is seen.
 """
 
-from .columns import JobMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
+from .columns import JobMixin, OutboxMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
 from .limits import LimitMixin, SlotMixin
-from .outbox import OutboxMixin
-from .recurring import RecurringMixin
-from .stages import StageMixin
+from .recurring import RecurringMixin, StageMixin
 
 __all__ = [
     "JobMixin",

@@ -1,35 +1,47 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
 from .bulk import BATCH, Batch, Reactivated, rescue
-from .claiming import claim, claim_in_turns, claim_many
-from .consuming import claiming, consume, consume_many
-from .enqueueing import enqueue
-from .failures import LAST, ErrorGroup, errors
-from .history import PastAttempt, count_old_attempts, history, prune_history
-from .limits import Limit, limits, set_limit
-from .paging import find
-from .pausing import Pause, pause, paused, resume
-from .pruning import Pruned, is_prunable, prune
-from .reactivating import rerun, retry, run_now
-from .recording import brief, spoken
-from .rows import OnConflict
-from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule
-from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
-from .statistics import CAP, QueueOverview, QueueStats, hung, overview, stats, stats_by
-from .timeline import Bucket, Durations, timeline
-from .upkeep import promote
-from .why import Explanation, why
-from .workers import (
+from .claiming import claim, claim_in_turns, claim_many, claiming, consume, consume_many
+from .control import (
     Command,
     HandlerInfo,
+    Limit,
+    Pause,
     WorkerInfo,
     check_registered,
     drain_workers,
+    limits,
+    pause,
+    paused,
+    resume,
     set_concurrency,
+    set_limit,
     stop_workers,
     unserved,
     workers,
 )
+from .enqueueing import OnConflict, enqueue
+from .history import (
+    LAST,
+    Bucket,
+    Durations,
+    ErrorGroup,
+    PastAttempt,
+    count_old_attempts,
+    errors,
+    history,
+    prune_history,
+    timeline,
+)
+from .paging import find
+from .pruning import Pruned, is_prunable, prune
+from .reactivating import rerun, retry, run_now
+from .recording import brief, spoken
+from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule
+from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
+from .statistics import CAP, QueueOverview, QueueStats, hung, overview, stats, stats_by
+from .upkeep import promote
+from .why import Explanation, why
 
 __all__ = [
     "Bucket",

@@ -35,7 +35,9 @@ from ..lifecycle.transitions import guarded, is_newer, replace_assignments, uniq
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import UniqueBy, write
 from ..transaction import ledger_of
-from .rows import Row
+
+Row = dict[str, Any]
+"""The values of a row to insert, by attribute or column."""
 
 # -- translates unique key violations into :class:`.DuplicateTaskError`, which names the key --------------------------
 

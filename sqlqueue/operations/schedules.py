@@ -27,7 +27,7 @@ from ..sql import Assignment, is_final, is_held, only, utcnow
 from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
-from .rows import check_attributes, values_of
+from .enqueueing import check_attributes, values_of
 
 # -- changes the schedules of recurring tasks, and ends their recurrence ----------------------------------------------
 

@@ -37,8 +37,8 @@ from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql import is_available, is_due, is_early, is_held, is_hung, only, picks, representable, state, utcnow
 from ..transaction import AnySession, open_, session_of, within
+from .control import unserved_functions
 from .paging import Window, Windows, finds_finished
-from .workers import unserved_functions
 
 # -- counts tasks up to a cap, so that the cost of counting is bounded however many tasks there are -------------------
 

@@ -32,11 +32,10 @@ from ..sql import (
     utcnow,
 )
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
+from .control import pauses_of, workers
 from .paging import finds_finished
-from .pausing import pauses_of
 from .recording import brief
 from .unreadable import was_set_aside
-from .workers import workers
 
 _MINUTE = timedelta(minutes=1)
 

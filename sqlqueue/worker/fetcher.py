@@ -11,8 +11,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ..operations.claiming import ClaimQuery, claim_matching
-from ..operations.consuming import consume_matching
+from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import poll, postpone, promote
 from ..queue.spec import Where

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from ..dialects import adapter_for
 from ..dialects.connections import Listener
 from ..model.companions import pause_table
-from ..operations.pausing import not_paused
+from ..operations.control import not_paused
 from ..queue.spec import Criterion, QueueSpec
 from ..transaction import channel_of, spread, subscribe
 from .database import Database, growing_pauses

@@ -22,8 +22,8 @@ from .._support.texts import host_name
 from ..diagnostics.check import EVERY
 from ..dialects.base import Adapter
 from ..model.companions import history_of, worker_table
+from ..operations.control import Command, unserved_functions
 from ..operations.upkeep import exhausted
-from ..operations.workers import Command, unserved_functions
 from ..queue.spec import QueueSpec
 from ..sql import utcnow
 from ..transaction import Access, open_, subscribe

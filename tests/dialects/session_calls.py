@@ -12,8 +12,8 @@ import sqlqueue
 from sqlqueue import Claim, QueueSession, Status, promote
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.conflicts import Conflicts
+from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, postpone
 from tests.dialects.recorder import KEY
 from tests.support import history as past

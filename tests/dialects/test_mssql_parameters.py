@@ -28,7 +28,7 @@ from sqlqueue import (
     promote,
 )
 from sqlqueue.dialects import adapters
-from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.upkeep import extend, postpone
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.dialects.recorder import recording_engine

@@ -18,7 +18,7 @@ from sqlalchemy.orm.exc import FlushError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapter_for, adapters
-from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.upkeep import extend
 from sqlqueue.transaction import Hold, ledger_of
 from tests.dialects.recorder import recording_engine

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 import sqlqueue
 from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.upkeep import poll
 from tests.suite.simultaneous import simultaneously
 from tests.support.harness import Database

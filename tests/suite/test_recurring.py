@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import ArgumentError, Every, claim_of
 from sqlqueue.model import declaration
-from sqlqueue.operations import rows
+from sqlqueue.operations import enqueueing
 from sqlqueue.operations import schedules as planning
 from sqlqueue.queue import schedules
 from tests.suite.settlements import SETTLINGS
@@ -52,7 +52,7 @@ class _Wrong(datetime):
 
 
 def test_the_first_run_is_planned_by_the_databases_clock(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (schedules, declaration, rows, planning):
+    for module in (schedules, declaration, enqueueing, planning):
         monkeypatch.setattr(module, "datetime", _Wrong)
     before = clock(db)
     with db.begin() as actor:

@@ -1,25 +1,273 @@
-"""The registered workers: who is live, what they serve, and the commands for them."""
+"""What operators set for all workers: limits, pauses, commands; and which workers there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeGuard
 
-from sqlalchemy import Table, func, literal_column, select, update
+from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal_column, select, update
 from sqlalchemy.orm import Session
 
+from .._support import checks
 from .._support.checks import at_once, count
+from .._support.errors import ArgumentError
+from .._support.texts import error_text
 from ..diagnostics.check import LIVE, Target, specs_of
 from ..dialects.base import Adapter
-from ..model.companions import WorkerMixin, missing_companion, worker_table
-from ..model.declaration import QueueMixin
+from ..kinds.columns import LONGEST_TOPIC
+from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
+from ..model.companions import (
+    CompanionMixin,
+    PauseMixin,
+    WorkerMixin,
+    companion_table,
+    missing_companion,
+    pause_table,
+    worker_table,
+)
+from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import Pick, has_come, is_available, is_due, only, picks, present_status, state, utcnow
-from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of, within
+from ..sql import (
+    Assignment,
+    Pick,
+    has_come,
+    is_available,
+    is_due,
+    only,
+    picks,
+    present_status,
+    remove,
+    state,
+    utcnow,
+    write,
+)
+from ..transaction import Access, AnySession, announce, default_claimer, open_, refuse_if_restricted, session_of, within
+from .conflicts import insert_unless_duplicate
+from .unreadable import Shown, moments_read
+
+# -- limits: how many tasks with the same ``limit_key`` may run at once -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit of a ``key``: how many of its tasks may run at once, and how many run now."""
+
+    key: str
+    """The ``limit_key`` of these tasks."""
+    limit: int
+    """How many may run at once."""
+    running: int
+    """How many run now."""
+
+
+def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
+    """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, at most 10,000, from the commit on; 0
+    stops the key.
+
+    Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
+    which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
+    open transactions.  Raises :class:`.ArgumentError` in a session that sees only some of the tasks, because of its
+    criteria or row-level security.
+    """
+    spec = spec_of(entity)
+    slots = slots_of(spec)
+    checks.at_once("limit", limit, least=0)
+    checks.key("key", key, LONGEST_KEY)
+    session = session_of(session)
+    adapter = open_(session, slots, Access.SKIP)
+    refuse_if_restricted(session, adapter, spec, "set_limit()")
+    of_key = slots["slot_key"] == key
+    if not adapter.rows.exists(session, slots, of_key):
+        create_slots(session, adapter, spec, [key])
+    used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
+    kept = (used + idle)[:limit]
+    gone = idle[max(limit - len(used), 0) :]
+    for numbers, attempts in ((kept, ENDLESS), (used[limit:], 0)):
+        values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
+        if numbers:
+            keys = [(key, number) for number in numbers]
+            adapter.rows.change(session, slots, write(slots, adapter.rows.key_in(slots, keys), values), keys)
+    if gone:
+        keys = [(key, number) for number in gone]
+        adapter.rows.change(session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
+    first = max(used + idle, default=0) + 1
+    make(session, adapter, slots, ((key, number) for number in range(first, first + limit - len(kept))))
+
+
+def _lock_all(
+    session: Session, adapter: Adapter, slots: QueueSpec, of_key: Criterion, *, closed: bool
+) -> tuple[list[int], list[int]]:
+    """Lock a key's slots.  Return the numbers of those that tasks hold, last claimed first, and of the others."""
+    unchanged: list[Assignment] = [(slots["claimed_by"], slots["claimed_by"])]
+    adapter.rows.sweep(session, slots, write(slots, of_key, unchanged))
+    first = and_(of_key, slots["slot_number"] == literal_column("0"))
+    status = Status.RUNNING if closed else Status.AVAILABLE
+    told: list[Assignment] = [(slots["status"], state(status)), (slots["available_at"], utcnow(FOREVER))]
+    adapter.rows.sweep(session, slots, write(slots, first, told))
+    number, busy = slots["slot_number"], case((is_busy(slots, slots.table), literal_column("1")))
+    asked = select(number, busy).where(of_key, number > literal_column("0")).order_by(slots["claimed_at"].desc())
+    latest = asked.with_for_update(key_share=True)  # reads the latest rows even at REPEATABLE READ
+    rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.rows.execute(session, slots, latest)]
+    return [number for number, held in rows if held], [number for number, held in rows if not held]
+
+
+def limits(session: AnySession, entity: type[QueueMixin], *, first: int | None = None) -> list[Limit]:
+    """Return the keys that have been used or given a limit, sorted by key: all, or only the ``first`` ones."""
+    slots = slots_of(spec_of(entity))
+    session = session_of(session)
+    if first is not None:
+        checks.count("first", first)
+    adapter = open_(session, slots)
+    rows: Any = adapter.rows.execute(session, slots, usage(slots).order_by(slots["slot_key"]).limit(first))
+    return [Limit(*row) for row in rows]
+
+
+# -- pauses of queues and topics, for all workers at once: rows in the database ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause of a queue, or of one ``topic``."""
+
+    topic: str | None
+    paused_at: datetime
+    """When it was paused, by the database's clock."""
+    paused_by: str
+    """The name given to :func:`pause`; ``host:pid`` by default."""
+    reason: str | None
+    """The reason given to :func:`pause`."""
+
+
+def pause(
+    session: AnySession,
+    entity: type[QueueMixin],
+    topic: str | None = None,
+    *,
+    reason: str | None = None,
+    paused_by: str | None = None,
+) -> bool:
+    """Stop all workers from claiming tasks of this queue, or of one ``topic``, until :func:`resume`.
+
+    Runs in the session's transaction, best as its first statement, like a claim.  Workers notice within their ``poll``
+    interval, or at once where they are notified; running tasks continue.  Classes that share a table are paused
+    together.  Claims outside of workers are not affected: see :func:`paused`.
+
+    Returns false, and changes nothing, if it is paused already; of several concurrent calls, one returns true.  Raises
+    :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`, and
+    :class:`.ArgumentError` in a session that sees only some of the tasks, because of its criteria or row-level
+    security.
+    """
+    spec = spec_of(entity)
+    table, key = _pauses_table(spec), _key(spec, topic)
+    who = default_claimer() if paused_by is None else paused_by
+    checks.name("paused_by", who, LONGEST_NAME)
+    session = session_of(session)
+    adapter = open_(session, spec, Access.SKIP)
+    refuse_if_restricted(session, adapter, spec, "pause()")
+    # UPDATE instead of SELECT, to wait for an uncommitted resume()
+    unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
+    if adapter.rows.count(session, spec, unchanged):
+        return False
+    why = None if reason is None else error_text(reason)
+    values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
+    if not insert_unless_duplicate(session, adapter, spec, insert(table).values(values)):
+        return False  # a concurrent call was faster
+    announce(session, spec, table.fullname)
+    return True
+
+
+def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None) -> bool:
+    """Undo :func:`pause` in the session's transaction.  Returns false if it was not paused.
+
+    A topic and the whole queue are paused separately: workers claim only when both are resumed.  Raises the errors of
+    :func:`pause`.
+    """
+    spec = spec_of(entity)
+    table, key = _pauses_table(spec), _key(spec, topic)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    refuse_if_restricted(session, adapter, spec, "resume()")
+    resumed = adapter.rows.count(session, spec, delete(table).where(table.c.queue == key)) > 0
+    if resumed:
+        announce(session, spec, table.fullname)
+    return resumed
+
+
+def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
+    """Return the pauses of this queue: that of the whole queue, whose ``topic`` is ``None``, then those of topics,
+    sorted by name.
+
+    Empty if nothing is paused or the application has no model for pauses.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    table = pause_table(spec.table.metadata)
+    if table is None:
+        return []
+    adapter = open_(session, spec)
+    found = {key: facts for key, *facts in moments_read(adapter, session, spec, partial(_facts, table))}
+    topics: list[str | None] = [None, *paused_topics(spec, found)]
+    return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
+
+
+def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Pause]:
+    """Return the pauses that keep a task of ``topic`` waiting, two at most.  Reads no others."""
+    table = pause_table(spec.table.metadata)
+    if table is None:
+        return []
+    topics = {spec.table.fullname: None, **({} if topic is None else {_key(spec, topic): topic})}
+    named = table.c.queue.in_(topics)
+    rows = moments_read(open_(session, spec), session, spec, lambda shown: _facts(table, shown).where(named))
+    found = {key: facts for key, *facts in rows}
+    return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
+
+
+def _facts(table: Table, shown: Shown) -> Select[*tuple[Any, ...]]:
+    """Return the SELECT of the pauses of all queues."""
+    return select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
+
+
+def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
+    """Return the topics of this queue among ``keys``, as ``pause`` stored them."""
+    prefix = f"{spec.table.fullname}:"
+    found = sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return found if spec.has_topics else []
+
+
+def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+    """Return criteria that exclude paused topics, or ``None`` if the whole queue is among ``keys``."""
+    if spec.table.fullname in keys:
+        return None
+    topics = paused_topics(spec, keys)
+    return (~adapter.rows.one_of(spec, spec["topic"], topics),) if topics else ()
+
+
+def _pauses_table(spec: QueueSpec) -> Table:
+    return _needed_table(PauseMixin, spec, f"{spec.entity.__name__} cannot be paused")
+
+
+def _needed_table(mixin: type[CompanionMixin], spec: QueueSpec, problem: str) -> Table:
+    table = companion_table(mixin, spec.table.metadata)
+    if table is None:
+        raise missing_companion(mixin, spec, problem)
+    return table
+
+
+def _key(spec: QueueSpec, topic: str | None) -> str:
+    if topic is None:
+        return spec.table.fullname
+    if not spec.has_topics:
+        raise ArgumentError(
+            f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause the whole queue"
+        )
+    checks.key("topic", topic, LONGEST_TOPIC)
+    return f"{spec.table.fullname}:{topic}"
+
 
 # -- finds functions whose calls wait because no worker claims them ---------------------------------------------------
 
@@ -250,12 +498,12 @@ def set_concurrency(session: AnySession, target: Target, number: int | None, wor
 
 def check_registered(target: Target) -> None:
     """Raise :class:`.ConfigurationError` if the application of ``target`` has no model for workers."""
-    _table_of(specs_of(target)[0])
+    _registry_of(specs_of(target)[0])
 
 
 def _tell(session: AnySession, target: Target, worker: str | None, values: Mapping[str, Any]) -> int:
     spec = specs_of(target)[0]
-    table = _table_of(spec)
+    table = _registry_of(spec)
     session = session_of(session)
     adapter = open_(session, spec, Access.SKIP)
     for each in specs_of(target):
@@ -267,6 +515,10 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
     if changed:
         announce(session, spec, table.fullname)
     return changed
+
+
+def _registry_of(spec: QueueSpec) -> Table:
+    return _needed_table(WorkerMixin, spec, f"the workers of {spec.entity.__name__} are not registered")
 
 
 def _info(row: Mapping[str, Any]) -> WorkerInfo:
@@ -301,10 +553,3 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _table_of(spec: QueueSpec) -> Table:
-    table = worker_table(spec.table.metadata)
-    if table is None:
-        raise missing_companion(WorkerMixin, spec, f"the workers of {spec.entity.__name__} are not registered")
-    return table
