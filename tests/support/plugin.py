@@ -38,6 +38,8 @@ sync_on_one_engine = pytest.mark.parametrize(
 """Likewise for the fixture `sync_db`."""
 # the most usual one, whose asyncio driver uses the network
 _asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), SELECTED[0])
+on_asyncio = pytest.mark.parametrize("db", [_chosen(_asyncio_engine, "async")], indirect=True)
+"""For tests of the fixture `db` whose subject is a coroutine that can be cancelled."""
 _everywhere = pytest.mark.parametrize("db", [_chosen(case, mode) for case in SELECTED for mode in MODES], indirect=True)
 
 

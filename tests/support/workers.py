@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +202,16 @@ def with_session(
     return coroutine if db.is_async else function
 
 
+def of_kind(db: Database, function: Callable[..., Any]) -> Any:
+    """Return the function, or a coroutine function with the same parameters, to match the sessions of `db`."""
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return coroutine if db.is_async else function
+
+
 def without_session(db: Database, during: Callable[[Any], None] = nothing) -> Any:
     def function(task: Any) -> None:
         during(task)
@@ -225,9 +236,14 @@ def raising(db: Database, error: BaseException, *, session: bool = True) -> Any:
     return with_session(db, write) if session else without_session(db, during)
 
 
-def statuses(db: Database, model: Any = Task) -> dict[Any, str]:
+def by_id(db: Database, column: Any) -> dict[Any, Any]:
+    """Return the values of a column by the id of the row."""
     with db.engine.connect() as connection:
-        return {row.id: row.status for row in connection.execute(select(model.id, model.status))}
+        return dict(connection.execute(select(column.class_.id, column)).all())
+
+
+def statuses(db: Database, model: Any = Task) -> dict[Any, str]:
+    return by_id(db, model.status)
 
 
 def all_are(db: Database, status: str, model: Any = Task) -> Callable[[], bool]:

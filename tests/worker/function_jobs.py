@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import AsyncQueueSession, QueueSession, Worker
-from tests.support.harness import Database
 
 
 @dataclass
@@ -40,13 +37,3 @@ async def asynchronous(db: AsyncSession, to: str) -> None: ...
 def example(
     number: int, name: Literal["a", 1] = "a", *, point: Point | None = None, names: dict[str, str | None] | None = None
 ) -> None: ...
-
-
-def of_kind(db: Database, function: Callable[..., Any]) -> Any:
-    """Return the function, or a coroutine function with the same parameters, to match the sessions of `db`."""
-
-    @functools.wraps(function)
-    async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return coroutine if db.is_async else function

@@ -1,18 +1,20 @@
-"""The writes of a handler and the completion of its task, in each mode."""
+"""The writes of a handler and the completion of its task, in each mode; and how many tasks share a commit."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import event, func, select
 from sqlalchemy.exc import OperationalError
 
+from sqlqueue import QueueSession, Worker, complete, current_job
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker import completer
+from sqlqueue.worker import completer, fetcher, lock_mode
 from tests.support.harness import Database
 from tests.support.models import Ledger, Notice, Reminder, Spool, Task
 from tests.support.rows import count, end_leases, row, rows
@@ -28,36 +30,38 @@ from tests.support.workers import (
     statuses,
     with_session,
     without_session,
+    write_ledger,
 )
 
-pytestmark = pytest.mark.asyncio_everywhere
 
-
-def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Workers) -> None:
+@pytest.mark.asyncio_everywhere
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Workers, mode: Any) -> None:
     db.insert(Task, rows(20, "ready", "scheduled", "retryable", "expired"))
-    worker = workers.serve(Task, with_session(db), name="me").worker
+    worker = workers.serve(Task, with_session(db), name="me", mode=mode).worker
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 20
-    assert count(db, Task, Task.claimed_by == "me", Task.finished_at.is_not(None)) == 20
+    assert count(db, Task, Task.claimed_by == "me", Task.finished_at.is_not(None), Task.attempt > 0) == 20
     eventually(lambda: worker._reports.counts["completed"] == 20)  # a moment after the commit
     assert worker._reports.counts["claimed"] == 20
 
 
-def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers) -> None:
-    db.insert(Task, rows(2))
-    workers.serve(Task, raising(db, ValueError("no luck")))
-    eventually(all_are(db, "retryable"))
+@pytest.mark.asyncio_everywhere
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers, mode: Any) -> None:
+    db.insert(Task, rows(2, max_attempts=1))
+    workers.serve(Task, raising(db, ValueError("no luck")), mode=mode)
+    eventually(all_are(db, "discarded"))
     assert count(db, Ledger) == 0
-    assert count(db, Task, Task.error == "ValueError: no luck") == 2
+    assert count(db, Task, Task.error == "ValueError: no luck", Task.attempt == 1) == 2
 
 
+@pytest.mark.asyncio_everywhere
 def test_the_writes_of_a_zombie_are_rolled_back(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
-    worker = workers.make(name="zombie")  # the lease is 5 minutes, so no heartbeat reveals it
-    worker.handler(Task, concurrency=1)(with_session(db, during=blocking))
-    workers.start(worker)
+    workers.serve(Task, with_session(db, during=blocking))  # the lease is 5 minutes, so no heartbeat reveals it
     blocking.wait_for()
     end_leases(db)
     with db.begin() as other:
@@ -81,6 +85,7 @@ def test_tasks_without_a_session_are_completed_in_batches(
         assert connection.scalar(select(func.count(Task.finished_at.distinct()))) == 1
 
 
+@pytest.mark.asyncio_everywhere
 def test_a_lost_claim_does_not_keep_others_from_being_completed(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
@@ -95,6 +100,7 @@ def test_a_lost_claim_does_not_keep_others_from_being_completed(
     assert statuses(db)[lost] == "cancelled"
 
 
+@pytest.mark.asyncio_everywhere
 def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: Workers) -> None:
     """The second try must not see the first one's changes to the instance."""
     db.insert(Task, rows(1, number=1))
@@ -145,34 +151,19 @@ def test_the_classes_of_one_table(db: Database, workers: Workers) -> None:
 # -- mode="lock" -----------------------------------------------------------------------------------------------------
 
 
-def test_in_lock_mode_a_task_is_done_in_one_transaction(db: Database, workers: Workers) -> None:
-    db.insert(Task, rows(5, "ready", "scheduled", "retryable"))
-    engine = db.variant(pool_size=20)
-    worker = workers.make(engine=engine, name="me")
-    worker.handler(Task, concurrency=2, mode="lock")(with_session(db))
-    with seen(engine, "commit") as commits:
-        workers.start(worker)
-        eventually(all_are(db, "completed"))
-    assert count(db, Ledger) == 5
-    assert count(db, Task, Task.attempt == 0) == 0
-    assert len(commits) >= 5
-    assert count(db, Task, Task.claimed_by == "me") == 5
-
-
+@pytest.mark.asyncio_everywhere
 @pytest.mark.requires("locks_rows")
 def test_in_lock_mode_nothing_is_written_before_the_commit(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(1))
-    worker = workers.make()
     held: list[str] = []
 
     def during(task: Any) -> None:
         held.append(task.status)
         blocking(task)
 
-    worker.handler(Task, mode="lock")(with_session(db, during=during))
-    running = workers.start(worker)
+    workers.serve(Task, with_session(db, during=during), mode="lock")
     blocking.wait_for()
     assert statuses(db) == {blocking.started[0]: "available"}
     assert held == ["available"], "it is written, if not committed"
@@ -180,20 +171,12 @@ def test_in_lock_mode_nothing_is_written_before_the_commit(
         assert other.claim(Task) is None
     blocking.release()
     eventually(all_are(db, "completed"))
-    running.stop()
-
-
-def test_in_lock_mode_a_failure_is_recorded_without_the_handlers_writes(db: Database, workers: Workers) -> None:
-    db.insert(Task, rows(1, max_attempts=1))
-    workers.serve(Task, raising(db, ValueError("no luck")), mode="lock")
-    eventually(all_are(db, "discarded"))
-    assert count(db, Task, Task.error == "ValueError: no luck", Task.attempt == 1) == 1
-    assert count(db, Ledger) == 0
 
 
 # -- mode="at-most-once" ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.asyncio_everywhere
 def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(2))
     seen: list[str] = []
@@ -208,14 +191,14 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
     assert set(statuses(db).values()) == {"completed"}
 
 
+@pytest.mark.asyncio_everywhere
 def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(20))
     running = workers.serve(Task, without_session(db, blocking), concurrency=2, mode="at-most-once")
-    worker = running.worker
     blocking.wait_for(2)
-    worker.stop()
+    running.worker.stop()
     blocking.release()
     running.wait()
     assert count(db, Task, Task.status == "completed") == len(blocking.started)
@@ -236,3 +219,156 @@ def test_at_most_once_tasks_claimed_during_the_stop_are_run(sync_db: Database, w
     event.listen(engine.session_engine, "after_cursor_execute", stop)
     workers.start(worker).wait()
     assert statuses(sync_db) == dict.fromkeys(done, "completed")
+
+
+# -- a worker claims and completes many tasks at once, with one commit for each task that uses a session --------------
+
+TASKS = 100
+HANDLERS: dict[str, Callable[[Database], Any]] = {
+    "writes": with_session,
+    "has a session": lambda db: with_session(db, nothing),
+    "has none": without_session,
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_handlers_that_do_not_use_the_database_share_commits(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    # otherwise tasks would be long on a slow machine, and few would be claimed at once
+    monkeypatch.setattr(fetcher, "AHEAD", 60.0)
+    db.insert(Task, rows(TASKS))
+    engine = db.variant(pool_size=20)
+    with seen(engine, "before_cursor_execute") as statements, seen(engine, "commit") as commits:
+        running = workers.serve(Task, HANDLERS[handler](db), poll=LONG, engine=engine, concurrency=4)
+        eventually(all_are(db, "completed"))
+        running.stop()
+    of_tasks = [each for each in statements if "task" in each[2]]
+    if handler == "writes":
+        assert TASKS <= len(commits) < 1.5 * TASKS
+        assert len(of_tasks) < 3 * TASKS
+    else:
+        assert len(commits) < TASKS / 2
+        assert len(of_tasks) < TASKS
+
+
+class Locking:
+    """A worker with ``mode="lock"``, one call of which runs at a time."""
+
+    def __init__(self, db: Database, workers: Workers) -> None:
+        self._db = db
+        self._workers = workers
+        self.transactions: list[Any] = []
+        """The transactions in which the calls ran, one for each."""
+
+    def serve(self, work: Callable[..., None] = nothing) -> Worker:
+        def called(session: Any, task: Any) -> None:
+            self.transactions.append(session.get_transaction())
+            work(session, task)
+
+        handler = with_session(self._db, called)
+        return self._workers.serve(Task, handler, poll=LONG, mode="lock", concurrency=1).worker
+
+
+@pytest.fixture
+def locking(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Locking:
+    monkeypatch.setattr(lock_mode, "AHEAD", 60.0)
+    return Locking(db, workers)
+
+
+def test_calls_that_do_not_use_their_locking_transaction_share_it(db: Database, locking: Locking) -> None:
+    db.insert(Task, rows(TASKS))
+    worker = locking.serve()
+    eventually(all_are(db, "completed"))
+    eventually(lambda: worker._reports.counts["completed"] == TASKS)
+    assert len(locking.transactions) == TASKS
+    assert len(set(locking.transactions)) < TASKS / 2
+
+
+def test_a_failure_among_calls_that_share_a_transaction_is_recorded(db: Database, locking: Locking) -> None:
+    def fail(_session: Any, task: Any) -> None:
+        if task.priority == 1:
+            raise ValueError("no luck")
+
+    db.insert(Task, [each | {"priority": number % 2} for number, each in enumerate(rows(20, max_attempts=1))])
+    worker = locking.serve(fail)
+    eventually(lambda: worker._reports.counts["completed"] == worker._reports.counts["discarded"] == 10)
+    assert len(set(locking.transactions)) < 20
+    assert count(db, Task, Task.status == "discarded", Task.priority == 1, Task.error == "ValueError: no luck") == 10
+    assert count(db, Task, Task.status == "completed", Task.priority == 0) == 10
+
+
+def test_a_call_that_writes_has_a_locking_transaction_of_its_own(db: Database, locking: Locking) -> None:
+    def write_every_other(session: Any, task: Any) -> None:
+        if len(locking.transactions) % 2:
+            write_ledger(session, task)
+
+    db.insert(Task, rows(20))
+    locking.serve(write_every_other)
+    eventually(all_are(db, "completed"))
+    assert len(set(locking.transactions)) == 20
+    assert count(db, Ledger) == 10
+
+
+def test_a_call_that_commits_in_lock_mode_does_not_complete_the_others(db: Database, locking: Locking) -> None:
+    """The second call shares the transaction that is lost. It has used nothing of it, so that its completion holds, and
+    is recorded in another."""
+    called: list[int] = []
+
+    def commit_the_third(session: Any, task: Any) -> None:
+        called.append(task.id)
+        if len(called) == 3:
+            session.commit()
+
+    db.insert(Task, rows(5, max_attempts=1))
+    worker = locking.serve(commit_the_third)
+    eventually(lambda: count(db, Task, Task.status == "completed") == 4)
+    assert count(db, Task, Task.status == "discarded", Task.error.contains("UnsettledClaimError")) == 1
+    assert len(called) == len(set(called)) == 5
+    assert locking.transactions[1] is locking.transactions[2]
+    eventually(lambda: worker._reports.counts["completed"] >= 4)
+    assert worker._reports.counts["completed"] == 4
+
+
+class Audited(QueueSession):
+    """A session that writes when it is committed."""
+
+
+@event.listens_for(Audited, "before_commit")
+def audit(session: Any) -> None:
+    try:
+        task = current_job().task
+    except LookupError:  # not in a handler's
+        return
+    write_ledger(session, task)
+
+
+def test_rows_that_a_session_adds_at_its_commit_are_committed_with_the_completion(
+    db: Database, workers: Workers
+) -> None:
+    engine = db.variant(pool_size=20)
+    sessions = engine.sessions(**{"sync_session_class" if db.is_async else "class_": Audited})
+    worker = Worker(sessions, notify=False)
+    worker.handler(Task)(with_session(db, nothing))
+    sent = list[tuple[Any, str]]()
+    event.listen(engine.session_engine, "before_cursor_execute", lambda *of: sent.append((of[0], of[2].split()[0])))
+    event.listen(engine.session_engine, "commit", lambda connection: sent.append((connection, "COMMIT")))
+    db.insert(Task, rows(1))
+    workers.start(worker, engine=engine)
+    eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 1
+    (writer,) = (connection for connection, word in sent if word == "INSERT")
+    assert [word for connection, word in sent if connection is writer] == ["UPDATE", "INSERT", "COMMIT"]
+
+
+def test_a_handler_may_settle_its_task_and_commit_itself(db: Database, workers: Workers) -> None:
+    def settle(session: Any, task: Any) -> None:
+        complete(session, task)
+        session.commit()
+
+    db.insert(Task, rows(1))
+    running = workers.serve(Task, with_session(db, settle), poll=LONG)
+    worker = running.worker
+    eventually(all_are(db, "completed"))
+    running.stop()
+    assert (worker._reports.counts["completed"], worker._reports.counts["lost"]) == (1, 0)

@@ -74,62 +74,12 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     assert lines == ([("ERROR", f"Task 7: attempt 1/3 {said}")] if said else [])
 
 
-@pytest.mark.parametrize("session", [True, False])
-@pytest.mark.parametrize(
-    ("error", "columns", "level", "outcome", "said"),
-    [
-        (ValueError("no"), {}, "WARNING", "failed", "attempt 1/3 failed (ValueError: no), retry in 10 s"),
-        (ValueError("no"), {"attempt": 1}, "WARNING", "failed", "attempt 2/3 failed (ValueError: no), retry in 30 s"),
-        (ValueError("no"), {"attempt": 2}, "ERROR", "discarded", "attempt 3/3 failed (ValueError: no), discarded"),
-        (Retry(MINUTE, "busy"), {}, "WARNING", "failed", "attempt 1/3 failed (busy), retry in 60 s"),
-        (Retry(MINUTE, "busy"), {"attempt": 2}, "ERROR", "discarded", "attempt 3/3 failed (busy), discarded"),
-        (Discard("no use"), {}, "ERROR", "discarded", "attempt 1/3 failed (no use), discarded"),
-    ],
-)
-def test_a_retry_is_a_warning_and_a_dead_letter_an_error(
-    db: Database,
-    workers: Workers,
-    log: pytest.LogCaptureFixture,
-    error: Exception,
-    columns: dict[str, Any],
-    level: str,
-    outcome: str,
-    said: str,
-    session: bool,
-) -> None:
-    db.insert(Task, [{"id": 7, **columns}])
-    worker = workers.serve(Task, raising(db, error, session=session)).worker
-    record = the_end(log)
-    assert (record.levelname, record.getMessage()) == (level, f"Task 7: {said}")
-    facts = {name: getattr(record, name) for name in ("queue", "identity", "attempt", "outcome")}
-    assert facts == {"queue": "Task", "identity": (7,), "attempt": columns.get("attempt", 0) + 1, "outcome": outcome}
-    assert (record.exc_info is not None) == isinstance(error, ValueError)
-    state = worker.health()
-    assert state is not None
-    assert {kind: state.counts.get(kind, 0) for kind in ("failed", "discarded")} == {
-        "failed": int(outcome == "failed"),
-        "discarded": int(outcome == "discarded"),
-    }
-
-
 def test_the_root_logger_is_left_alone(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
     root = (logging.getLogger().level, list(logging.getLogger().handlers))
     sync_db.insert(Task, [{}])
     workers.serve(Task, raising(sync_db, ValueError("no")))
     the_end(log)
     assert (logging.getLogger().level, list(logging.getLogger().handlers)) == root
-
-
-@pytest.mark.parametrize("error", [Snooze(MINUTE), Cancel()])
-def test_other_signals_are_logged_at_debug_level(
-    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture, error: Exception
-) -> None:
-    sync_db.insert(Task, [{}])
-    worker = workers.make()
-    worker.handler(Task)(raising(sync_db, error))
-    with caplog.at_level(logging.DEBUG, "sqlqueue"):
-        workers.start(worker)
-        assert the_end(caplog).levelname == "DEBUG"
 
 
 def test_an_outage_is_not_held_against_the_task(
