@@ -30,17 +30,20 @@ def _chosen(case: EngineCase, mode: str) -> Any:
     return pytest.param((case, mode), id=f"{case.name}-{mode}")
 
 
-on_one_engine = pytest.mark.parametrize("db", [_chosen(SELECTED[0], mode) for mode in MODES], indirect=True)
-"""For tests of the fixture `db` whose subject, such as a process, is the same on every engine."""
-sync_on_one_engine = pytest.mark.parametrize(
-    "sync_db", [pytest.param((SELECTED[0], "sync"), id=SELECTED[0].name)], indirect=True
-)
-"""Likewise for the fixture `sync_db`."""
+def _chosen_sync(case: EngineCase) -> Any:
+    return pytest.param((case, "sync"), id=case.name)
+
+
+_ONE = SELECTED[0]
 # the most usual one, whose asyncio driver uses the network
-_asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), SELECTED[0])
-on_asyncio = pytest.mark.parametrize("db", [_chosen(_asyncio_engine, "async")], indirect=True)
-"""For tests of the fixture `db` whose subject is a coroutine that can be cancelled."""
-_everywhere = pytest.mark.parametrize("db", [_chosen(case, mode) for case in SELECTED for mode in MODES], indirect=True)
+_asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), _ONE)
+CASES_BY_MARK = {
+    "asyncio_everywhere": {"db": [_chosen(case, mode) for case in SELECTED for mode in MODES]},
+    "asyncio_only": {"db": [_chosen(_asyncio_engine, "async")]},
+    "every_engine": {},  # for a test in a file with another of these marks
+    "one_engine": {"db": [_chosen(_ONE, mode) for mode in MODES], "sync_db": [_chosen_sync(_ONE)]},
+}
+"""The values of the fixtures `db` and `sync_db` in tests with these marks."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,11 +56,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Apply the mark `asyncio_everywhere` to tests that do not choose the engines of `db` themselves."""
+    """Apply the mark that chooses the engines to tests that do not choose them themselves."""
     test = metafunc.definition
-    is_chosen = any(mark.args[0] == "db" for mark in test.iter_markers("parametrize"))
-    if "db" in metafunc.fixturenames and test.get_closest_marker("asyncio_everywhere") and not is_chosen:
-        test.add_marker(_everywhere)
+    is_chosen = [mark.args[0] for mark in test.iter_markers("parametrize")]
+    mark = next((mark.name for mark in test.iter_markers() if mark.name in CASES_BY_MARK), None)
+    for fixture, cases in CASES_BY_MARK.get(mark or "", {}).items():
+        if fixture in metafunc.fixturenames and fixture not in is_chosen:
+            test.add_marker(pytest.mark.parametrize(fixture, cases, indirect=True))
 
 
 def pytest_collection_finish() -> None:
@@ -140,7 +145,7 @@ def db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Databas
     yield from _database(request, databases)
 
 
-@pytest.fixture(params=[pytest.param((case, "sync"), id=case.name) for case in SELECTED])
+@pytest.fixture(params=[_chosen_sync(case) for case in SELECTED])
 def sync_db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
     yield from _database(request, databases)
 

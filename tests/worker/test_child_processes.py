@@ -14,7 +14,6 @@ from sqlalchemy import select
 from sqlqueue import ArgumentError, Worker
 from tests.support.harness import Database
 from tests.support.models import Document, Film, Ledger, Task
-from tests.support.plugin import on_one_engine, sync_on_one_engine
 from tests.support.rows import count
 from tests.support.workers import Running, Workers, all_are, eventually, statuses
 from tests.worker import isolated
@@ -79,7 +78,7 @@ def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, l
     assert errors(db)[2] == "Even: and good"
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_a_process_that_an_isolated_handler_forks_can_be_ended(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": 1, "name": "fork"}])
     launcher.start("calm")
@@ -87,7 +86,7 @@ def test_a_process_that_an_isolated_handler_forks_can_be_ended(db: Database, lau
     assert errors(db)[1] == f"Even: the forked process ended with {-signal.SIGTERM}"
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_calls_in_a_child_do_not_affect_one_another(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": n, "name": "tenant"} for n in range(1, 7)] + [{"id": 7, "name": "cancelled"}])
     launcher.start("calm")
@@ -95,7 +94,7 @@ def test_calls_in_a_child_do_not_affect_one_another(db: Database, launcher: Laun
     assert errors(db) == {**dict.fromkeys(range(1, 7), "Even: the tenant was nobody"), 7: "CancelledError"}
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, launcher: Launcher) -> None:
     db.insert(Film, [{"id": 1, "stage": "print"}])
     db.insert(Document, [{"id": "a"}])
@@ -109,7 +108,7 @@ def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Dat
     assert errors(db, Document) == {"a": "ValueError: a"}
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
     launcher.start("hasty")
@@ -120,7 +119,7 @@ def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, lau
     eventually(lambda: statuses(db)[3] == "completed", LONG)
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize(
     ("name", "said"),
     [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly because memory ran out")],
@@ -139,7 +138,7 @@ def test_a_dying_child_is_charged_to_its_own_task_alone(
     assert attempts(sync_db) == {1: 1, 2: 3}
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_signals_and_exceptions_reach_the_worker(
     sync_db: Database, launcher: Launcher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +158,7 @@ def test_signals_and_exceptions_reach_the_worker(
     assert "in fail\n    raise error" in caplog.text
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_a_lost_task_ends_its_child(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": 1, "name": "wait"}])
     launcher.start("leasing")
@@ -171,7 +170,7 @@ def test_a_lost_task_ends_its_child(db: Database, launcher: Launcher) -> None:
     assert statuses(db) == {1: "cancelled"}
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.usefixtures("launcher")
 def test_a_worker_that_cannot_be_imported_is_rejected_at_its_start(sync_db: Database) -> None:
     worker = Worker(sync_db.sessions())

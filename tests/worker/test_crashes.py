@@ -9,7 +9,6 @@ from sqlalchemy import select
 
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.support.plugin import sync_on_one_engine
 from tests.support.workers import eventually
 from tests.worker.crashing import ALONE, APART, POISON, stopped, supervised
 
@@ -68,7 +67,7 @@ def test_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
     crash(sync_db, "exit", "exited with status 7", APART, 2)
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize(
     ("how", "said", "program"),
     [

@@ -10,7 +10,6 @@ from sqlalchemy import func, select
 
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.support.plugin import sync_on_one_engine
 from tests.support.rows import clock, count, end_leases, rows
 from tests.support.workers import (
     AT_ONCE,
@@ -76,7 +75,7 @@ def test_a_handler_that_blocks_the_event_loop(sync_db: Database, workers: Worker
     eventually(all_are(sync_db, "completed"))
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, rows(2))
     worker = workers.make()

@@ -11,14 +11,11 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -29,7 +26,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, Discard, Worker
 from sqlqueue.worker import Health
@@ -41,6 +40,7 @@ from tests.support.models import Task, Traced
 from tests.support.workers import (
     PATIENCE,
     BlockingHandler,
+    Running,
     Workers,
     all_are,
     eventually,
@@ -50,6 +50,7 @@ from tests.support.workers import (
     without_session,
 )
 
+pytestmark = pytest.mark.one_engine
 SPANS = InMemorySpanExporter()
 READER = InMemoryMetricReader()
 
@@ -84,6 +85,7 @@ def measured() -> dict[str, list[tuple[dict[str, Any], Any]]]:
     return found
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("how", ["add", "rows", "copy"])
 def test_a_task_is_handled_within_the_trace_that_enqueued_it(db: Database, workers: Workers, how: str) -> None:
     if how == "copy" and not db.case.copies:
@@ -94,11 +96,8 @@ def test_a_task_is_handled_within_the_trace_that_enqueued_it(db: Database, worke
         else:
             session.enqueue(Traced, [{"priority": 0}], copy=how == "copy")
     seen: list[int] = []
-    worker = workers.make()
-    worker.handler(Traced)(
-        without_session(db, lambda _: seen.append(trace.get_current_span().get_span_context().trace_id))
-    )
-    workers.start(worker)
+    note = lambda _: seen.append(trace.get_current_span().get_span_context().trace_id)  # noqa: E731
+    workers.serve(Traced, without_session(db, note))
     eventually(all_are(db, "completed", Traced))
     (span,) = (span for span in SPANS.get_finished_spans() if span.name == "process traced")
     here = request.get_span_context()
@@ -144,39 +143,46 @@ def test_a_span_has_no_parameters_of_a_statement(sync_db: Database, workers: Wor
 
 
 def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) -> None:
-    before = dict(measured())
+    queue = {"sqlqueue.queue": "task"}
+
+    def total(metric: str, **attributes: str) -> int:
+        return sum(number for found, number in measured().get(metric, ()) if found == queue | attributes)
+
+    def totals() -> list[int]:
+        completed = total("sqlqueue.tasks", **{"sqlqueue.outcome": "completed"})
+        return [completed, total("sqlqueue.task.wait"), total("sqlqueue.task.duration")]
+
+    before = totals()
     sync_db.insert(Task, [{}, {}])
     workers.serve(Task, with_session(sync_db))
-    eventually(all_are(sync_db, "completed"))
-    queue = {"sqlqueue.queue": "task"}
-    completed = queue | {"sqlqueue.outcome": "completed"}
-
-    def gained(metric: str, attributes: dict[str, Any]) -> int:
-        def of(points: dict[str, Any]) -> int:
-            return sum(number for found, number in points.get(metric, ()) if found == attributes)
-
-        return of(measured()) - of(before)
-
-    eventually(lambda: gained("sqlqueue.tasks", completed) == 2)
-    assert gained("sqlqueue.task.wait", queue) == 2
-    assert gained("sqlqueue.task.duration", queue) == 2
+    eventually(lambda: totals() == [each + 2 for each in before])
 
 
 @contextmanager
-def page(worker: Worker) -> Iterator[str]:
-    server = serve_health(Address("127.0.0.1", 0), worker.health)
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def asked(url: str) -> tuple[int, Any]:
+def serving(health: Any = lambda: None, *metrics: Any, host: str = "127.0.0.1") -> Iterator[Any]:
+    """Serve health checks on a free port; yield the server."""
+    server = serve_health(Address(host, 0), health, *metrics)
     try:
-        with urlopen(url) as answer:
-            return answer.status, json.load(answer)
-    except HTTPError as error:
-        with error:
-            return error.code, None if error.code == 404 else json.load(error)
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(
+    port: int, path: str = "/health", method: str = "GET", host: str = "127.0.0.1"
+) -> tuple[int, dict[str, str], bytes]:
+    client = HTTPConnection(host, port, timeout=PATIENCE)
+    client.request(method, path)
+    response = client.getresponse()
+    body = response.read()
+    client.close()
+    return response.status, {name.lower(): value for name, value in response.getheaders()}, body
+
+
+def state_of(port: int, path: str) -> tuple[int, Any]:
+    status, _, body = ask(port, path)
+    return status, json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +208,15 @@ def test_invalid_addresses_are_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_health_is_served_only_at_the_given_address(sync_db: Database, workers: Workers, host: str) -> None:
+def test_health_is_served_only_at_the_given_address(host: str) -> None:
     if host == "::1" and not _has_ipv6():
         pytest.skip("no IPv6")
-    server = serve_health(Address(host, 0), workers.make().health)
-    port = server.server_port
-    try:
-        name = f"[{host}]" if ":" in host else host
-        assert asked(f"http://{name}:{port}/health") == (200, None)
+    with serving(host=host) as server:
+        port = server.server_port
+        assert ask(port, host=host)[::2] == (200, b"null")
         assert server.socket.getsockname()[0] == host
         with pytest.raises(ArgumentError, match=f"cannot serve health checks on {host} port {port}"):
-            serve_health(Address(host, port), workers.make().health)
-    finally:
-        server.shutdown()
-        server.server_close()
+            serve_health(Address(host, port), lambda: None)
 
 
 def _has_ipv6() -> bool:
@@ -230,14 +231,15 @@ def _has_ipv6() -> bool:
 def test_a_worker_reports_its_health(sync_db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     worker = workers.make()
     worker.handler(Task)(with_session(sync_db, during=blocking))
-    with page(worker) as url:
-        assert asked(f"{url}/health") == (200, None)
-        assert asked(f"{url}/ready") == (503, None)
-        assert asked(f"{url}/")[0] == 404
+    with serving(worker.health) as server:
+        port = server.server_port
+        assert state_of(port, "/health") == (200, None)
+        assert state_of(port, "/ready") == (503, None)
+        assert ask(port, "/")[0] == 404
         workers.start(worker)
         sync_db.insert(Task, [{}])
         blocking.wait_for(1)
-        status, state = asked(f"{url}/ready")
+        status, state = state_of(port, "/ready")
         assert (status, state["alive"], state["ready"], state["running"]) == (200, True, True, 1)
         assert state["counts"]["claimed"] == 1
 
@@ -262,20 +264,15 @@ def test_a_blocked_event_loop_is_seen(sync_db: Database, workers: Workers, monke
 
 
 def test_an_unavailable_database_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sqlalchemy import create_engine
-    from sqlalchemy.orm import sessionmaker
-
     monkeypatch.setattr(health_module, "STALLED", 0.5)
     worker = Worker(sessionmaker(create_engine(f"sqlite:///{tmp_path}/missing/database.db")))
     worker.handler(Task)(lambda task: None)
-    thread = Thread(target=worker.run)
-    thread.start()
+    running = Running(worker)
     try:
         eventually(lambda: worker.health() is not None and well(worker).away_seconds > 0.5)
         assert not well(worker).ready
     finally:
-        worker.stop()
-        thread.join()
+        running.stop()
 
 
 def well(worker: Worker) -> Health:
@@ -309,23 +306,12 @@ def test_serving_in_a_loop_of_the_application(sync_db: Database) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = serve_health(Address("127.0.0.1", 0), lambda: None)
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    with serving() as server:
+        yield server.server_port
 
 
 def connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
-
-
-def ask(port: int, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    client = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    client.request(method, "/health")
-    response = client.getresponse()
-    body = response.read()
-    client.close()
-    return response.status, {name.lower(): value for name, value in response.getheaders()}, body
 
 
 def answering() -> int:
@@ -334,26 +320,19 @@ def answering() -> int:
 
 
 def test_probes_are_answered_while_others_keep_connections_open(port: int) -> None:
-    idle = [connected(port) for _ in range(3 * CONNECTIONS)]
-    try:
+    with ExitStack() as idle:
+        for _ in range(3 * CONNECTIONS):
+            idle.enter_context(connected(port))
         assert ask(port)[0] == 200
         eventually(lambda: answering() <= CONNECTIONS)
-    finally:
-        for client in idle:
-            client.close()
     eventually(lambda: not answering())
 
 
 def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "IDLE", 0.2)
-    server = serve_health(Address("127.0.0.1", 0), lambda: None)
-    try:
-        with connected(server.server_port) as client:
-            client.sendall(b"GET /health HTTP/1.1\r\n")
-            assert client.recv(1) == b""
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving() as server, connected(server.server_port) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        assert client.recv(1) == b""
 
 
 def test_a_broken_connection_is_only_logged(
@@ -370,13 +349,10 @@ def test_a_broken_connection_is_only_logged(
     assert capfd.readouterr().err == ""
 
 
-def test_no_version_is_told(port: int) -> None:
-    assert ask(port)[1]["server"] == "sqlqueue"
-
-
 def test_head(port: int) -> None:
     _, expected, body = ask(port)
-    status, headers, nothing = ask(port, "HEAD")
+    assert expected["server"] == "sqlqueue", "it tells a version"
+    status, headers, nothing = ask(port, method="HEAD")
     assert (status, nothing) == (200, b"")
     assert headers["content-length"] == expected["content-length"] == str(len(body))
 
@@ -396,30 +372,23 @@ def test_metrics_of_a_worker(
     worker.handler(Task, Task.name == "blocks", concurrency=3)(with_session(sync_db, during=blocking))
     workers.start(worker)
     blocking.wait_for()
-    server = serve_health(Address("127.0.0.1", 0), worker.health, worker.metrics)
 
     def value(name: str, **labels: str) -> float | None:
-        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        found = [each.value for family in families for each in family.samples if _is(each, name, labels)]
-        return found[0] if found else None
+        families = text_string_to_metric_families(ask(server.server_port, "/metrics")[2].decode())
+        found = (each for family in families for each in family.samples)
+        return next((each.value for each in found if (each.name, each.labels) == (f"sqlqueue_{name}", labels)), None)
 
-    eventually(lambda: value("sqlqueue_tasks_finished_total", queue="task", outcome="failed") == 1)
-    assert value("sqlqueue_tasks_claimed_total", queue="task") == 2
-    assert value("sqlqueue_task_duration_seconds_count", queue="task") == 1
-    assert (value("sqlqueue_slots", queue="task"), value("sqlqueue_slots_busy", queue="task")) == (13, 1)
-    eventually(lambda: value("sqlqueue_tasks", queue="task", status="running") == 1)
-    eventually(lambda: value("sqlqueue_tasks", queue="task", status="retryable") == 1)
-    assert (value("sqlqueue_oldest_claimable_seconds", queue="task") or 0) > 0
-    blocking.release()
-    eventually(lambda: value("sqlqueue_tasks_finished_total", queue="task", outcome="completed") == 1)
-    eventually(lambda: "completed" in statuses(sync_db).values())
-    server.shutdown()
-    server.server_close()
-
-
-def _is(sample: object, name: str, labels: dict[str, str]) -> bool:
-    return getattr(sample, "name", None) == name and getattr(sample, "labels", None) == labels
+    with serving(worker.health, worker.metrics) as server:
+        eventually(lambda: value("tasks_finished_total", queue="task", outcome="failed") == 1)
+        assert value("tasks_claimed_total", queue="task") == 2
+        assert value("task_duration_seconds_count", queue="task") == 1
+        assert (value("slots", queue="task"), value("slots_busy", queue="task")) == (13, 1)
+        eventually(lambda: value("tasks", queue="task", status="running") == 1)
+        eventually(lambda: value("tasks", queue="task", status="retryable") == 1)
+        assert (value("oldest_claimable_seconds", queue="task") or 0) > 0
+        blocking.release()
+        eventually(lambda: value("tasks_finished_total", queue="task", outcome="completed") == 1)
+        eventually(lambda: "completed" in statuses(sync_db).values())
 
 
 def test_queues_are_counted_only_while_the_metrics_are_read(sync_db: Database, workers: Workers) -> None:

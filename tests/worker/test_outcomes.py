@@ -19,7 +19,6 @@ from sqlqueue import Cancel, Discard, Retry, Snooze, current_job
 from sqlqueue.queue.spec import spec_of
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
-from tests.support.plugin import on_asyncio, on_one_engine, sync_on_one_engine
 from tests.support.rows import count, load, rows
 from tests.support.workers import (
     LEASE,
@@ -39,7 +38,7 @@ MINUTE = timedelta(minutes=1)
 NO, BUSY, NO_USE = ValueError("no"), Retry(MINUTE, "busy"), Discard("no use")
 
 
-@on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize("session", [True, False])
 @pytest.mark.parametrize(
     ("error", "attempt", "status", "stored", "delay", "level", "outcome", "said"),
@@ -108,7 +107,7 @@ def test_outcomes_of_all_kinds_are_written_together(db: Database, workers: Worke
 # -- too late ---------------------------------------------------------------------------------------------------------
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_a_coroutine_that_takes_too_long_is_stopped_and_has_failed(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, rows(1))
     stopped = threading.Event()
@@ -126,7 +125,7 @@ def test_a_coroutine_that_takes_too_long_is_stopped_and_has_failed(sync_db: Data
     assert count(sync_db, Task, Task.error == "TimeoutError: its handler ran for longer than 0:00:00.100000") == 1
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_thread_that_takes_too_long_is_reported(
     sync_db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture, mode: Any
@@ -184,7 +183,7 @@ def test_a_task_cancelled_before_it_starts_is_not_run(
     assert not unwanted & set(begun)
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_current_job(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1))
     jobs: list[Any] = []
@@ -238,7 +237,7 @@ def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Worke
     assert set(moments.values()) <= {1, 2}
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_a_coroutine_without_a_session_runs_in_a_sync_worker_too(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, rows(3))
     threads: set[str] = set()
@@ -294,7 +293,7 @@ async def exits() -> None:
     raise SystemExit
 
 
-@on_asyncio
+@pytest.mark.asyncio_only
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("ends", [awaits_what_is_cancelled, cancels_itself, exits])
 def test_a_coroutine_that_ends_so_affects_no_other(db: Database, workers: Workers, mode: Any, ends: Any) -> None:
@@ -318,7 +317,7 @@ async def fails() -> None:
     raise ValueError("no luck")
 
 
-@on_asyncio
+@pytest.mark.asyncio_only
 def test_a_slot_that_something_cancels_is_started_again(
     db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,7 +338,7 @@ def test_a_slot_that_something_cancels_is_started_again(
     assert "was cancelled, and is started again" in caplog.text
 
 
-@on_asyncio
+@pytest.mark.asyncio_only
 def test_a_worker_that_stops_hands_back_what_it_cancels(db: Database, workers: Workers) -> None:
     db.insert(Task, [{"id": 1}])
     started: list[int] = []
@@ -376,7 +375,7 @@ def use(monkeypatch: pytest.MonkeyPatch, policy: Any) -> None:
     monkeypatch.setitem(spec.__dict__, "options", replace(spec.options, retry=policy))
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_a_policy_is_asked_only_for_delays_that_are_used(sync_db: Database, asked: list[int]) -> None:
     sync_db.insert(Task, [{"id": 1}])
     for _ in range(3):
@@ -386,7 +385,7 @@ def test_a_policy_is_asked_only_for_delays_that_are_used(sync_db: Database, aske
     assert asked == [1, 2]
 
 
-@on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_a_worker_asks_only_for_delays_that_are_used(
     db: Database, workers: Workers, asked: list[int], mode: Any
@@ -402,7 +401,7 @@ def raises(_: int) -> Any:
     raise LookupError("no delay")
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize(
     "policy", [raises, lambda _: 15, lambda _: -timedelta(1), lambda _: None, lambda _: timedelta.max]
 )
@@ -418,7 +417,7 @@ def test_a_policy_without_a_delay_is_logged_and_replaced(
     assert "the retry policy of Task has no delay after attempt 1, so the default backoff applies" in caplog.text
 
 
-@on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("error", [ValueError("no luck"), PoolTimeoutError("no connection is free")])
 def test_a_worker_whose_policy_has_no_delay_records_the_error(

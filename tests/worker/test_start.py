@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,9 +38,13 @@ def worker_of(engine: Any) -> Worker:
     return worker
 
 
-def test_a_schema_mismatch_is_an_error(engine: Engine) -> None:
-    with pytest.raises(SchemaMismatchError, match="there is no table task"):
+def test_a_schema_mismatch_is_an_error(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "sqlqueue"), pytest.raises(SchemaMismatchError, match="there is no table task"):
         worker_of(engine).run()
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("ERROR", None)
+    said = "worker stopped: the schema does not match the models: there is no table task. "
+    assert record.getMessage().startswith(said)
     Base.metadata.create_all(engine)
     with QueueSession(engine) as session:  # no listener is left
         session.add(Task())

@@ -23,7 +23,6 @@ from sqlqueue.worker.run import UNLIMITED, ProcessLimits
 from sqlqueue.worker.supervisor import supervised_processes
 from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Task
-from tests.support.plugin import sync_on_one_engine
 from tests.support.workers import all_are, eventually
 from tests.worker.children import URL_VARIABLE, lives
 from tests.worker.crashing import GROWING, stopped, supervised
@@ -160,7 +159,7 @@ time.sleep(60)
 """
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize(
     ("arguments", "name", "said"),
     [
