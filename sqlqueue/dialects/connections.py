@@ -291,12 +291,20 @@ class Connections(ABC):
         """
         return None
 
-    def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
+    @contextmanager
+    def answer(self, connection: Connection, request: str) -> Iterator[StatementResult]:
         """Execute one statement, and stream its rows.
 
         Raises SQLAlchemy's errors, including while rows are read.
         """
-        return _answer(connection, request, self.type_name)
+        # no parameters, so that % is not special; streaming, so that the driver does not read all rows at once
+        streaming = connection.execution_options(no_parameters=True, stream_results=True, max_row_buffer=1)
+        with streaming.exec_driver_sql(request) as result:
+            if not result.returns_rows or result.cursor is None:
+                yield StatementResult(None, (), result.rowcount)
+                return
+            columns = [(name, self.type_name(code)) for name, code, *_ in result.cursor.description]
+            yield StatementResult(columns, result, 0)
 
     def type_name(self, code: Any) -> str:
         """Return the name of a result column's type, from the driver's type code."""
@@ -446,18 +454,6 @@ def _autocommits(connection: Connection) -> bool:
         return detect is not None and bool(detect(connection.connection.dbapi_connection))
     except NotImplementedError:
         return False
-
-
-@contextmanager
-def _answer(connection: Connection, request: str, type_name: Callable[[Any], str]) -> Iterator[StatementResult]:
-    # no parameters, so that % is not special; streaming, so that the driver does not read all rows at once
-    streaming = connection.execution_options(no_parameters=True, stream_results=True, max_row_buffer=1)
-    with streaming.exec_driver_sql(request) as result:
-        if not result.returns_rows or result.cursor is None:
-            yield StatementResult(None, (), result.rowcount)
-            return
-        columns = [(name, type_name(code)) for name, code, *_ in result.cursor.description]
-        yield StatementResult(columns, result, 0)
 
 
 def milliseconds(timeout: timedelta) -> int:

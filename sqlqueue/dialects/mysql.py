@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -110,13 +109,13 @@ def _in_one_order(statement: Select[Any]) -> Select[Any]:
 # -- times without a zone, and utf8mb4 text ---------------------------------------------------------------------------
 
 
-class SharedTypes(Types):
+class MySQLTypes(Types):
     """Types with an explicit character set, independent of the database's."""
 
     timestamp = UTCDateTime.wrapping(mysql.DATETIME, fsp=6)
     long_text = mysql.TEXT(charset="utf8mb4")
 
-    exact: ClassVar[str]
+    exact = "utf8mb4_0900_bin"
     """The collation of keys, since the database's may equate different keys."""
 
     def text(self, length: int) -> TypeEngine[Any] | None:
@@ -138,13 +137,13 @@ class SharedTypes(Types):
         return func.mod(number, divisor, type_=BigInteger())  # % is no operator in MariaDB's sql_mode=ORACLE
 
 
-class SharedRows(Rows):
-    """The common base for MySQL and MariaDB.
+class MySQLRows(Rows):
+    """Reads rows without locks, in the order of the claim's index, and then locks them by primary key.
 
-    Rows are read without locks, in the order of the claim's index, and then locked by primary key.  InnoDB locks each
-    index entry that it reads, before sorting.  The entry stays locked even if its row turns out not to match (MariaDB)
-    or to be locked by another transaction, which then waits when it writes to the row.  Therefore, every statement
-    locks rows through the primary key, whose index entries are the rows, and prevents the use of other indexes.
+    InnoDB locks each index entry that it reads, before sorting.  The entry stays locked even if its row turns out not
+    to match (MariaDB) or to be locked by another transaction, which then waits when it writes to the row.  Therefore,
+    every statement locks rows through the primary key, whose index entries are the rows, and prevents the use of other
+    indexes.
     """
 
     locks_after_sorting = False
@@ -166,9 +165,9 @@ class SharedRows(Rows):
             return self.deleting(spec, statement)
         return force_index(statement, spec, "PRIMARY")
 
-    @abstractmethod
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        """Return :meth:`by_key` for a DELETE."""
+        """Return :meth:`by_key` for a DELETE, which supports no index hints, only optimizer hints."""
+        return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
 
     def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         spec = pick.spec
@@ -281,12 +280,13 @@ _READ_ONLY = (1290, 1792, 1836)
 """The server or the transaction is read-only, regardless of the account's privileges."""
 
 
-class SharedInspection(Inspection):
-    """The common base for MySQL and MariaDB: reads the information schema; detects replicas, clusters and unsuitable
-    storage engines; checks privileges with EXPLAIN, and reads plans from its traditional format."""
+class MySQLInspection(Inspection):
+    """Reads the information schema; detects replicas, clusters and unsuitable storage engines; checks privileges with
+    EXPLAIN, and reads plans from its traditional format."""
 
-    reads_only: ClassVar[str]
+    reads_only = "transaction_read_only"
     """The session's variable for read-only transactions."""
+    reviving = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
     # other collations pad text with blanks
     exact_collations = ("_0900_bin", "_nopad_bin")
 
@@ -298,6 +298,10 @@ class SharedInspection(Inspection):
 
     def index_names(self, connection: Connection, table: Table) -> Collection[str]:
         return connection.scalars(select(_STATISTICS.c.index_name).where(is_of(connection, table)).distinct()).all()
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        hidden = select(_STATISTICS.c.index_name).where(is_of(connection, table), _STATISTICS.c.is_visible == "NO")
+        return connection.scalars(hidden).all()
 
     def trigger_names(self, connection: Connection, table: Table) -> Collection[str] | None:
         schema = connection.schema_for_object(table) or func.database()
@@ -432,15 +436,13 @@ _LOCKED = (
 _LONGER = ", or longer if a handler keeps its transaction idle for longer"
 
 
-class SharedConnections(Connections):
-    """The common base for MySQL and MariaDB, whose drivers and error numbers are the same.
-
-    The default isolation level is REPEATABLE READ, in which reads and changes can use different versions of a row.
-    """
+class MySQLConnections(Connections):
+    """The default isolation level is REPEATABLE READ, in which reads and changes can use different versions of a
+    row."""
 
     changes_unseen = True
     short_lock_wait = "SET SESSION innodb_lock_wait_timeout = 1"
-    time_variable: ClassVar[str]
+    time_variable = "max_execution_time"
     """The session's variable that limits the time of statements."""
 
     transient_errors = (
@@ -494,6 +496,10 @@ class SharedConnections(Connections):
                 " statements, a request could do more than its user; remove it"
             )
         return arguments if url.get_driver_name() != "pymysql" else {**arguments, "conv": _as_sent()}
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        # only for SELECT: the server has no such limit for statements that write
+        connection.execute(text(f"SET SESSION {self.time_variable} = {milliseconds(timeout)}"))
 
     def lift_time_limit(self, connection: Connection) -> None:
         connection.execute(text(f"SET SESSION {self.time_variable} = DEFAULT"))
@@ -550,6 +556,7 @@ class SharedConnections(Connections):
         return None
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        # the server limits idle transactions only by its limit on idle connections
         seconds = session_variable(connection, "wait_timeout")
         if seconds > _SHORT_ENOUGH.total_seconds():
             arguments = {"init_command": "SET SESSION wait_timeout = 600"}
@@ -586,41 +593,6 @@ def session_variable(connection: Connection, name: str) -> int:
 # -- MySQL ------------------------------------------------------------------------------------------------------------
 
 
-class MySQLTypes(SharedTypes):
-    """MySQL's collations."""
-
-    exact = "utf8mb4_0900_bin"
-
-
-class MySQLRows(SharedRows):
-    """Uses an optimizer hint for DELETE."""
-
-    def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        # DELETE supports no index hints, only optimizer hints
-        return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
-
-
-class MySQLConnections(SharedConnections):
-    """Limits the time of queries.  The server limits idle transactions only by its limit on idle connections."""
-
-    time_variable = "max_execution_time"
-
-    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        # only for SELECT: the server has no such limit for statements that write
-        connection.execute(text(f"SET SESSION {self.time_variable} = {milliseconds(timeout)}"))
-
-
-class MySQLInspection(SharedInspection):
-    """Finds invisible indexes."""
-
-    reads_only = "transaction_read_only"
-    reviving = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
-
-    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        hidden = select(_STATISTICS.c.index_name).where(is_of(connection, table), _STATISTICS.c.is_visible == "NO")
-        return connection.scalars(hidden).all()
-
-
 class MySQL(Adapter):
     """MySQL 8.0.2 and newer."""
 
@@ -638,13 +610,13 @@ _TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.coll
 _IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
 
 
-class MariaDBTypes(SharedTypes):
+class MariaDBTypes(MySQLTypes):
     """MariaDB's collations."""
 
     exact = "utf8mb4_nopad_bin"
 
 
-class MariaDBRows(SharedRows):
+class MariaDBRows(MySQLRows):
     """Uses the form of DELETE that supports index hints."""
 
     # with 1,000 values or more, IN becomes a join with a derived table, which may read, and lock, rows in any order
@@ -657,7 +629,7 @@ class MariaDBRows(SharedRows):
         return multiple
 
 
-class MariaDBInspection(SharedInspection):
+class MariaDBInspection(MySQLInspection):
     """Finds ignored indexes."""
 
     reads_only = "tx_read_only"
@@ -678,8 +650,11 @@ class MariaDBInspection(SharedInspection):
         }
         return {**super().live_indexes(connection, table), **ignored}
 
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        return ()  # see above; there is no column is_visible
 
-class MariaDBConnections(SharedConnections):
+
+class MariaDBConnections(MySQLConnections):
     """Limits the time of statements, and of idle transactions."""
 
     time_variable = "max_statement_time"

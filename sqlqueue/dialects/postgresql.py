@@ -6,7 +6,7 @@ import asyncio
 import os
 import selectors
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -549,22 +549,6 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 """Conversions by type oid; values of other types keep the server's text."""
 
 
-@contextmanager
-def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[StatementResult]:
-    """Execute ``request``; the extended protocol rejects more than one statement."""
-    from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
-
-    driver: Any = connection.connection.driver_connection
-    try:
-        with wrapping(connection.dialect, driver, request):
-            driver.pgconn.send_query_params(request.encode(driver.info.encoding), None)
-            driver.pgconn.set_single_row_mode()
-            yield _answer(_results(driver), driver.info.encoding, type_name)
-    finally:
-        if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
-            connection.invalidate()  # the connection does not accept a ROLLBACK
-
-
 def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> StatementResult:
     first = next(results)
     columns = [(first.fname(n).decode(encoding), first.ftype(n)) for n in range(first.nfields)]
@@ -688,8 +672,20 @@ class PsycopgConnections(Connections):
         setting = func.pg_catalog.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
         connection.execute(select(setting))
 
-    def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
-        return stream(connection, request, self.type_name)
+    @contextmanager
+    def answer(self, connection: Connection, request: str) -> Iterator[StatementResult]:
+        from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+
+        driver: Any = connection.connection.driver_connection
+        try:
+            with wrapping(connection.dialect, driver, request):
+                # the extended protocol rejects more than one statement
+                driver.pgconn.send_query_params(request.encode(driver.info.encoding), None)
+                driver.pgconn.set_single_row_mode()
+                yield _answer(_results(driver), driver.info.encoding, self.type_name)
+        finally:
+            if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
+                connection.invalidate()  # the connection does not accept a ROLLBACK
 
     def type_name(self, code: Any) -> str:
         try:
