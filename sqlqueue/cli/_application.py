@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from importlib.metadata import version
 from inspect import Parameter, Signature, cleandoc, signature
@@ -11,10 +11,11 @@ from typing import Any, get_type_hints
 
 import typer
 from rich.markup import escape
+from typer.models import OptionInfo
 
 from ..evaluation.demo.run import demo
 from ..evaluation.prove.run import prove
-from ._options import Filters
+from ._database import refusals
 from .changes import cancel, discard, prune, rerun, retry
 from .check import check
 from .control import limits, pause, resume, set_limit, workers
@@ -53,37 +54,57 @@ def make_application() -> typer.Typer:
     )
     made.callback()(_sqlqueue)
     for command in _GENERAL:
-        _add(made, command)
+        _add(made, command, command)
     for command in _ON_CALL:
-        _add(made, command, panel="Commands for on-call operators")
+        _add(made, command, _flat(command), panel="Commands for on-call operators")
     return made
 
 
-def _add(application: typer.Typer, command: Command, panel: str | None = None) -> None:
+def _add(application: typer.Typer, command: Command, called: Command, panel: str | None = None) -> None:
     text = escape(cleandoc(command.__doc__ or ""))  # brackets in docstrings are literal, not rich markup
-    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(_with_filters(command))
+    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(called)
 
 
-def _with_filters(command: Command) -> Command:
-    """Return ``command`` with the options of :class:`.Filters` in place of a parameter ``filters``."""
-    own = signature(command, eval_str=True).parameters
-    if "filters" not in own:
-        return command
-    hints = get_type_hints(Filters, include_extras=True)
-    options = {
-        each.name: Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(Filters)
-    }
+def _flat(command: Command) -> Command:
+    """Return ``command`` with the options of dataclasses, such as :class:`.Filters`, in place of these parameters.
+
+    Errors of the library and of the database end it with a message.
+    """
+    own = signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
     shown: list[Parameter] = []
-    for name, parameter in own.items():
-        shown += options.values() if name == "filters" else [parameter]
+    for each in own:
+        shown += _options(each.annotation) if each.name in groups else [each.replace(kind=Parameter.KEYWORD_ONLY)]
+    shown.sort(key=_place)
 
     @wraps(command)
     def called(**given: Any) -> None:
-        command(filters=Filters(**{name: given.pop(name) for name in options}), **given)
+        for name, kind in groups.items():
+            given[name] = kind(**{option.name: given.pop(option.name) for option in fields(kind)})
+        with refusals(_NAMES.get(command) or command.__name__.replace("_", "-")):
+            command(**given)
 
     vars(called).update(__signature__=Signature(shown), __annotations__={each.name: each.annotation for each in shown})
     return called
+
+
+def _options(kind: Any) -> list[Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        Parameter(
+            each.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if each.default is MISSING else each.default,
+            annotation=hints[each.name],
+        )
+        for each in fields(kind)
+    ]
+
+
+def _place(parameter: Parameter) -> tuple[bool, bool]:
+    """Sort arguments before options, and options that are required before others."""
+    (asked,) = parameter.annotation.__metadata__
+    return isinstance(asked, OptionInfo), parameter.default is not Parameter.empty
 
 
 def _show_version(wanted: bool) -> None:

@@ -134,6 +134,8 @@ def refusals(command: str) -> Iterator[None]:
     except DBAPIError as error:
         complain(f"sqlqueue {command}: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
+    except BrokenPipeError:  # of the output
+        raise
     except OSError as error:  # some drivers do not wrap these
         complain(f"sqlqueue {command}: {str(error) or type(error).__name__}")
         raise typer.Exit(2) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import reduce
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from sqlalchemy import ColumnElement
+from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
@@ -20,6 +21,7 @@ from ..operations import filtering
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
+from ._database import R, transact
 from ._output import refusal
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
@@ -89,28 +91,42 @@ Queue = Annotated[
 ]
 
 
-def queues_of(target: str, name: str | None) -> list[QueueSpec]:
-    """Return the queues of ``target`` that hold tasks, or the one called ``name``; it is a usage error if there is
-    none."""
-    every = specs_of(load(target))
-    found = [spec for spec in every if spec.holds_tasks]
-    if not found:
-        raise refusal(f"{_names(every)} holds the slots of limits, not tasks: name the model with the limits")
-    chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
-    if not chosen:
-        raise refusal(f"there is no queue {name} in {target}; its queues are {_names(found)}")
-    return chosen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """The options that select queues and their database: commands with a parameter of this type have them all."""
+
+    target: Target
+    url: Url
+    queue: Queue = None
+
+    @property
+    def chosen(self) -> list[QueueSpec]:
+        """The queues of the target that hold tasks, or the one that ``--queue`` names; it is a usage error if there is
+        none."""
+        every = specs_of(load(self.target))
+        found = [spec for spec in every if spec.holds_tasks]
+        if not found:
+            raise refusal(f"{names_of(every)} holds the slots of limits, not tasks: name the model with the limits")
+        name = self.queue
+        chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
+        if not chosen:
+            raise refusal(f"there is no queue {name} in {self.target}; its queues are {names_of(found)}")
+        return chosen
+
+    @property
+    def only(self) -> QueueSpec:
+        """The one that ``--queue`` names, or the only one of the target; it is a usage error if there are several."""
+        found = self.chosen
+        if len(found) > 1:
+            raise refusal(f"{self.target} has {len(found)} queues: use --queue with one of {names_of(found)}")
+        return found[0]
+
+    def transact(self, work: Callable[[Session], R], *specs: QueueSpec) -> R:
+        """See :func:`.transact`."""
+        return transact(self.url, work, *specs)
 
 
-def queue_of(target: str, name: str | None) -> QueueSpec:
-    """Return the queue called ``name``, or the only one of ``target``; it is a usage error if there are several."""
-    found = queues_of(target, name)
-    if len(found) > 1:
-        raise refusal(f"{target} has {len(found)} queues: use --queue with one of {_names(found)}")
-    return found[0]
-
-
-def _names(specs: Iterable[QueueSpec]) -> str:
+def names_of(specs: Iterable[QueueSpec]) -> str:
     return ", ".join(spec.entity.__name__ for spec in specs)
 
 

@@ -23,8 +23,8 @@ from ..operations import BATCH, CAP, Batch, Pruned, QueueStats, count_old_attemp
 from ..operations.reactivating import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
-from ._database import refusals, transact
-from ._options import AsJson, Filters, Queue, Target, Url, Yes, age, queue_of
+from ._database import transact
+from ._options import AsJson, Filters, Queues, Yes, age
 from ._output import complain, confirm, print_json, refusal, say, tasks
 
 # -- changes that take many transactions: showing their progress, and stopping them with Ctrl-C -----------------------
@@ -202,9 +202,7 @@ class ConfirmedChange:
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error of each task.")]
 
 
-def retry(
-    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
-) -> None:
+def retry(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
     """Retry failed or hung tasks: retryable and discarded ones, and running ones whose lease has expired.
 
     They become available, and may use all their attempts again.
@@ -222,14 +220,10 @@ def retry(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    with refusals("retry"):
-        change = _change("retry", "available again", RETRY, queue_of(target, queue), filters)
-        change.carry_out(url, yes=yes, as_json=as_json)
+    _change(queues, filters, RETRY, "retry", "available again", yes=yes, as_json=as_json)
 
 
-def rerun(
-    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
-) -> None:
+def rerun(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
     """Run final tasks again: completed, cancelled and discarded ones, and rows from before the table became a queue.
 
     They become available, and may use all their attempts again; a recurring task is scheduled for its next time, and a
@@ -248,14 +242,10 @@ def rerun(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    with refusals("rerun"):
-        change = _change("rerun", "made to run again", RERUN, queue_of(target, queue), filters)
-        change.carry_out(url, yes=yes, as_json=as_json)
+    _change(queues, filters, RERUN, "rerun", "made to run again", yes=yes, as_json=as_json)
 
 
-def cancel(
-    target: Target, *, url: Url, queue: Queue = None, filters: Filters, yes: Yes = False, as_json: AsJson = False
-) -> None:
+def cancel(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
     """Cancel tasks: all that are not final become cancelled, running ones included.
 
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
@@ -271,21 +261,10 @@ def cancel(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    with refusals("cancel"):
-        change = _change("cancel", "cancelled", CANCEL, queue_of(target, queue), filters)
-        change.carry_out(url, yes=yes, as_json=as_json)
+    _change(queues, filters, CANCEL, "cancel", "cancelled", yes=yes, as_json=as_json)
 
 
-def discard(
-    target: Target,
-    *,
-    url: Url,
-    reason: Reason,
-    queue: Queue = None,
-    filters: Filters,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def discard(queues: Queues, reason: Reason, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
     """Discard tasks: all that are not final become dead letters, running ones included.
 
         sqlqueue discard --url postgresql+psycopg://me@host/shop shop.models:Email --id 4711 --reason 'no such address'
@@ -302,15 +281,16 @@ def discard(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    with refusals("discard"):
-        change = _change("discard", "discarded", discarding(reason), queue_of(target, queue), filters)
-        change.carry_out(url, yes=yes, as_json=as_json)
+    _change(queues, filters, discarding(reason), "discard", "discarded", yes=yes, as_json=as_json)
 
 
-def _change(verb: str, done: str, change: MassChange, spec: QueueSpec, filters: Filters) -> ConfirmedChange:
-    """Return the change of the tasks that the filters select; ``done`` completes "3 tasks are"."""
+def _change(
+    queues: Queues, filters: Filters, change: MassChange, verb: str, done: str, *, yes: bool, as_json: bool
+) -> None:
+    """Change the tasks that the filters select; ``done`` completes "3 tasks are"."""
+    spec = queues.only
     chosen = filters.criteria(spec)
-    return ConfirmedChange(
+    ConfirmedChange(
         verb=verb,
         done=done,
         spec=spec,
@@ -320,7 +300,7 @@ def _change(verb: str, done: str, change: MassChange, spec: QueueSpec, filters: 
         ends_all=verb in {"cancel", "discard"} and not chosen,
         hung=change.hung,
         batches=lambda session: change.in_batches(session, spec, chosen),
-    )
+    ).carry_out(queues.url, yes=yes, as_json=as_json)
 
 
 # -- the command `sqlqueue prune`, for tasks and for the history of their attempts ------------------------------------
@@ -345,10 +325,8 @@ OfHistory = Annotated[
 
 
 def prune(
-    target: Target,
+    queues: Queues,
     *,
-    url: Url,
-    queue: Queue = None,
     older_than: Final = None,
     limit: Limit = None,
     adopted: Adopted = False,
@@ -374,24 +352,23 @@ def prune(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
-    with refusals("prune"):
-        spec = queue_of(target, queue)
-        if history:
-            _prune_history(url, spec, older_than, limit, adopted=adopted, yes=yes, as_json=as_json)
-            return
-        if older_than is None and (adopted or not spec.options.prunes):
-            reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
-            raise refusal(f"{reason}: use --older-than")
-        delete = partial(operations.prune, entity=spec.entity, older_than=older_than, adopted=adopted)
-        ConfirmedChange(
-            verb="prune",
-            done="deleted",
-            spec=spec,
-            where=[is_prunable(spec, older_than, adopted=adopted)],
-            affected=FINAL,
-            batches=partial(_in_batches, delete=delete, limit=limit),
-            deletes=True,
-        ).carry_out(url, yes=yes, as_json=as_json)
+    spec = queues.only
+    if history:
+        _prune_history(queues.url, spec, older_than, limit, adopted=adopted, yes=yes, as_json=as_json)
+        return
+    if older_than is None and (adopted or not spec.options.prunes):
+        reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
+        raise refusal(f"{reason}: use --older-than")
+    delete = partial(operations.prune, entity=spec.entity, older_than=older_than, adopted=adopted)
+    ConfirmedChange(
+        verb="prune",
+        done="deleted",
+        spec=spec,
+        where=[is_prunable(spec, older_than, adopted=adopted)],
+        affected=FINAL,
+        batches=partial(_in_batches, delete=delete, limit=limit),
+        deletes=True,
+    ).carry_out(queues.url, yes=yes, as_json=as_json)
 
 
 def _in_batches(session: Session, *, delete: Callable[..., int], limit: int | None) -> Iterator[Batch]:

@@ -17,8 +17,8 @@ from .._support.texts import ascii_text, host_name, readable
 from ..model.declaration import LONGEST_NAME
 from ..operations import Limit, Pause, WorkerInfo, check_registered
 from ..queue.spec import QueueSpec
-from ._database import refusals, transact
-from ._options import AsJson, Queue, Target, Url, Yes, load, queue_of, queues_of
+from ._database import transact
+from ._options import AsJson, Queues, Target, Url, Yes, load, names_of
 from ._output import confirm, facts, pauses, plain, print_json, print_table, refusal, say
 
 # -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
@@ -32,7 +32,7 @@ Places = Annotated[
 ]
 
 
-def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
+def limits(queues: Queues, *, as_json: AsJson = False) -> None:
     """Show the limit of each key in use: how many of its tasks may run at once, and how many do.
 
         sqlqueue limits --url postgresql+psycopg://me@host/shop shop.models:Base
@@ -44,29 +44,20 @@ def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = F
 
     Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not respond.
     """
-    with refusals("limits"):
-        specs = _limited(target, queue)
-        found = transact(url, lambda session: [(spec, operations.limits(session, spec.entity)) for spec in specs])
-    rows = [(spec, each) for spec, its in found for each in its]
+    specs = _limited(queues)
+    rows = queues.transact(
+        lambda session: [(spec, each) for spec in specs for each in operations.limits(session, spec.entity)]
+    )
     if as_json:
         print_json([_limit_facts(*row) for row in rows])
     elif rows:
         shown = [[spec.entity.__name__, each.limit, each.running, each.key] for spec, each in rows]
         print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
     else:
-        say(f"No limit_key of {', '.join(spec.entity.__name__ for spec in specs)} has been used yet.")
+        say(f"No limit_key of {names_of(specs)} has been used yet.")
 
 
-def set_limit(
-    target: Target,
-    key: Key,
-    number: Places,
-    *,
-    url: Url,
-    queue: Queue = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def set_limit(queues: Queues, key: Key, number: Places, yes: Yes = False, as_json: AsJson = False) -> None:
     """Set how many tasks with this key may run at once, across all workers.
 
         sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
@@ -80,18 +71,16 @@ def set_limit(
     Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
     not respond, or a missing --yes without a terminal.
     """
-    with refusals("set-limit"):
-        specs = _limited(target, queue)
-        if len(specs) > 1:
-            names = ", ".join(spec.entity.__name__ for spec in specs)
-            raise refusal(f"{target} has {len(specs)} queues with limits: use --queue with one of {names}")
-        (spec,) = specs
-        before = transact(url, lambda session: _limit_of(session, spec, key))
-        if number == 0 and (before is None or before.limit):
-            confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
-        elif before is None:
-            confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
-        after = transact(url, lambda session: _change_limit(session, spec, key, number))
+    spec, *others = _limited(queues)
+    if others:
+        names = names_of([spec, *others])
+        raise refusal(f"{queues.target} has {len(others) + 1} queues with limits: use --queue with one of {names}")
+    before = queues.transact(lambda session: _limit_of(session, spec, key))
+    if number == 0 and (before is None or before.limit):
+        confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
+    elif before is None:
+        confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
+    after = queues.transact(lambda session: _change_limit(session, spec, key, number))
     if as_json:
         print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
     else:
@@ -99,12 +88,11 @@ def set_limit(
         say(f"{spec.entity.__name__}, key {key}: the limit is {after.limit}{was}, {after.running} running.")
 
 
-def _limited(target: str, name: str | None) -> list[QueueSpec]:
-    found = queues_of(target, name)
+def _limited(queues: Queues) -> list[QueueSpec]:
+    found = queues.chosen
     limited = [spec for spec in found if spec.is_limited]
     if not limited:
-        names = ", ".join(spec.entity.__name__ for spec in found)
-        raise refusal(f"the queues have no limits: derive {names} from LimitMixin")
+        raise refusal(f"the queues have no limits: derive {names_of(found)} from LimitMixin")
     return limited
 
 
@@ -129,10 +117,8 @@ By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Def
 
 
 def pause(
-    target: Target,
+    queues: Queues,
     *,
-    url: Url,
-    queue: Queue = None,
     topic: Topic = None,
     reason: Reason = None,
     by: By = None,
@@ -150,14 +136,12 @@ def pause(
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
-    with refusals("pause"):
-        spec = queue_of(target, queue)
-        who = _account() if by is None else by
-        change = partial(operations.pause, entity=spec.entity, topic=topic, reason=reason, paused_by=who)
-        _change_pause(url, spec, topic, change, otherwise="It was already paused.", as_json=as_json)
+    who = _account() if by is None else by
+    change = partial(operations.pause, topic=topic, reason=reason, paused_by=who)
+    _change_pause(queues, topic, change, otherwise="It was already paused.", as_json=as_json)
 
 
-def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None, as_json: AsJson = False) -> None:
+def resume(queues: Queues, *, topic: Topic = None, as_json: AsJson = False) -> None:
     """Resume a paused queue.
 
         sqlqueue resume --url postgresql+psycopg://me@host/shop shop.models:Email
@@ -168,17 +152,18 @@ def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
-    with refusals("resume"):
-        spec = queue_of(target, queue)
-        change = partial(operations.resume, entity=spec.entity, topic=topic)
-        _change_pause(url, spec, topic, change, otherwise="It was not paused.", as_json=as_json)
+    change = partial(operations.resume, topic=topic)
+    _change_pause(queues, topic, change, otherwise="It was not paused.", as_json=as_json)
 
 
 def _change_pause(
-    url: str, spec: QueueSpec, topic: str | None, change: Callable[[Session], bool], *, otherwise: str, as_json: bool
+    queues: Queues, topic: str | None, change: Callable[..., bool], *, otherwise: str, as_json: bool
 ) -> None:
     """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
-    changed, found = transact(url, lambda session: (change(session), operations.paused(session, spec.entity)))
+    spec = queues.only
+    changed, found = queues.transact(
+        lambda session: (change(session, spec.entity), operations.paused(session, spec.entity))
+    )
     if as_json:
         print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
         return
@@ -255,17 +240,16 @@ def workers(
     Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not respond, or a
     missing --yes without a terminal.
     """
-    with refusals("workers"):
-        base = load(target)
-        if number is not None and action is not WorkerCommand.SET_CONCURRENCY:
-            raise refusal("a number is allowed only with set-concurrency")
-        check_registered(base)
-        if action is WorkerCommand.DRAIN or action is WorkerCommand.STOP:
-            confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
-        told = None if action is None else transact(url, lambda session: _tell(session, base, action, number, worker))
-        if told == 0 and worker is not None:
-            raise refusal(f"no live worker is called {worker}")
-        found, unserved = transact(url, lambda s: (operations.workers(s, base), operations.unserved(s, base)))
+    base = load(target)
+    if number is not None and action is not WorkerCommand.SET_CONCURRENCY:
+        raise refusal("a number is allowed only with set-concurrency")
+    check_registered(base)
+    if action is WorkerCommand.DRAIN or action is WorkerCommand.STOP:
+        confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
+    told = None if action is None else transact(url, lambda session: _tell(session, base, action, number, worker))
+    if told == 0 and worker is not None:
+        raise refusal(f"no live worker is called {worker}")
+    found, unserved = transact(url, lambda s: (operations.workers(s, base), operations.unserved(s, base)))
     tables = [model.__queue_spec__.table.fullname for model in unserved]
     if as_json:
         facts = {"workers": [_worker_facts(each) for each in found], "unserved": tables}

@@ -16,8 +16,7 @@ from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueO
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._database import refusals, transact
-from ._options import Age, AsJson, Equal, Filters, Ids, Queue, Statuses, Target, Topic, Url, age, queue_of, queues_of
+from ._options import Age, AsJson, Equal, Filters, Ids, Queues, Statuses, Topic, age
 from ._output import facts, pauses, print_json, print_table, refusal, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
@@ -172,10 +171,8 @@ Since = Annotated[
 
 
 def stats(
-    target: Target,
+    queues: Queues,
     *,
-    url: Url,
-    queue: Queue = None,
     by: By = None,
     timeline: Timeline = False,
     bucket: BucketSize = None,
@@ -213,20 +210,19 @@ def stats(
 
     Exit status: 0; 2 for bad usage or a database that does not respond.
     """
-    with refusals("stats"):
-        if (by and timeline) or ((bucket or since) and not timeline):
-            raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
-        specs = queues_of(target, queue) if not (by or timeline) else [queue_of(target, queue)]
-        filters = Filters(topic=topic, where=where)
-        chosen = [(spec, filters.criteria(spec)) for spec in specs]
-        if by:
-            print_by(by, transact(url, partial(_by, *chosen[0], by), *specs), as_json=as_json)
-        elif timeline:
-            print_timeline(transact(url, partial(_over_time, *chosen[0], bucket, since), *specs), as_json=as_json)
-        else:
-            cap = None if exact else CAP
-            found = transact(url, lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
-            print_figures(found, as_json=as_json)
+    if (by and timeline) or ((bucket or since) and not timeline):
+        raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
+    specs = queues.chosen if not (by or timeline) else [queues.only]
+    filters = Filters(topic=topic, where=where)
+    chosen = [(spec, filters.criteria(spec)) for spec in specs]
+    if by:
+        print_by(by, queues.transact(partial(_by, *chosen[0], by), *specs), as_json=as_json)
+    elif timeline:
+        print_timeline(queues.transact(partial(_over_time, *chosen[0], bucket, since), *specs), as_json=as_json)
+    else:
+        cap = None if exact else CAP
+        found = queues.transact(lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
+        print_figures(found, as_json=as_json)
 
 
 def _figures(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> QueueFigures:
@@ -245,10 +241,8 @@ def _over_time(
 
 
 def errors(
-    target: Target,
+    queues: Queues,
     *,
-    url: Url,
-    queue: Queue = None,
     status: Statuses = None,
     topic: Topic = None,
     ids: Ids = None,
@@ -273,12 +267,11 @@ def errors(
 
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
-    with refusals("errors"):
-        spec = queue_of(target, queue)
-        filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
-        cap = None if exact else LAST
-        chosen = filters.criteria(spec)
-        found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)[:limit]
+    spec = queues.only
+    filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
+    cap = None if exact else LAST
+    chosen = filters.criteria(spec)
+    found = queues.transact(lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)[:limit]
     if as_json:
         print_json([_failed(group) for group in found])
     elif found:

@@ -23,8 +23,7 @@ from ..operations.paging import find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import utcnow
-from ._database import refusals, transact
-from ._options import AsJson, Filters, Queue, Target, Url, order, queue_of
+from ._options import AsJson, Filters, Queues, order
 from ._output import GAP, plain, print_json, print_table, say, width
 from .statistics import Most
 
@@ -119,10 +118,8 @@ Columns = Annotated[
 
 
 def list_tasks(
-    target: Target,
+    queues: Queues,
     *,
-    url: Url,
-    queue: Queue = None,
     filters: Filters,
     order_by: OrderBy = None,
     limit: Most = 20,
@@ -141,17 +138,15 @@ def list_tasks(
 
     Exit status: 0, even without tasks; 2 for bad usage or a database that does not respond.
     """
-    with refusals("list"):
-        spec = queue_of(target, queue)
-        chosen = filters.criteria(spec)
-        terms = order(spec, order_by or ())
-        wanted = None if columns is None else columns_of(spec, columns)
-        found = transact(
-            url,
-            lambda session: [
-                _facts(spec, task) for task in find_all(session, spec.entity, *chosen, limit=limit, order_by=terms)
-            ],
-        )
+    spec = queues.only
+    chosen = filters.criteria(spec)
+    terms = order(spec, order_by or ())
+    wanted = None if columns is None else columns_of(spec, columns)
+    found = queues.transact(
+        lambda session: [
+            _facts(spec, task) for task in find_all(session, spec.entity, *chosen, limit=limit, order_by=terms)
+        ]
+    )
     if as_json:
         print_json(found)
     elif found:
@@ -160,7 +155,7 @@ def list_tasks(
         say(f"{spec.entity.__name__} has no such tasks.")
 
 
-def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
+def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     """Show a whole task: its state, its lease, its last error, all columns of the model, and its finished attempts if
     the application has a HistoryMixin.
 
@@ -172,10 +167,9 @@ def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: As
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
-    with refusals("show"):
-        spec = queue_of(target, queue)
-        found, now = transact(url, lambda session: _one(session, spec, [spec.key(identity(spec, key))]))
-        past = transact(url, lambda session: _past(session, spec, identity(spec, key))) if found else None
+    spec = queues.only
+    found, now = queues.transact(lambda session: _one(session, spec, [spec.key(identity(spec, key))]))
+    past = queues.transact(lambda session: _past(session, spec, identity(spec, key))) if found else None
     if as_json:
         kept = {} if past is None else {"history": [asdict(each) for each in past]}
         print_json(found[0] | kept if found else None)
@@ -190,7 +184,7 @@ def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: As
         say(f"There is no {spec.entity.__name__} {key}.")
 
 
-def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
+def why(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     """Explain why a task is not running, and what has to change before it can run.
 
         sqlqueue why --url postgresql+psycopg://me@host/shop shop.models:Email 4711
@@ -202,10 +196,9 @@ def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJ
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
-    with refusals("why"):
-        spec = queue_of(target, queue)
-        task = Claim(spec.entity, identity(spec, key), attempt=0)
-        found = transact(url, lambda session: operations.why(session, task))
+    spec = queues.only
+    task = Claim(spec.entity, identity(spec, key), attempt=0)
+    found = queues.transact(lambda session: operations.why(session, task))
     if as_json:
         print_json(
             {
