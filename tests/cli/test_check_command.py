@@ -234,33 +234,6 @@ def test_an_invalid_target_is_rejected(project: Path, monkeypatch: pytest.Monkey
     assert said in " ".join(told.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("shop.db", "dialect+driver://"),
-        ("nosuch://localhost", "not installed"),
-        ("postgresql+nosuch://localhost", "not installed"),
-        ("sqlite:///missing.db", "the file missing.db does not exist"),
-    ],
-)
-def test_an_invalid_url_is_rejected(url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])
-    assert told.exit_code == 2
-    assert said in " ".join(told.stderr.replace("│", " ").split())
-    assert list(tmp_path.iterdir()) == [], "a database was made"
-
-
-@pytest.mark.parametrize("drivername", ["mysql+pymysql", "mysql+aiomysql", "postgresql+asyncpg"])
-def test_an_unreachable_database_is_reported(drivername: str) -> None:
-    pytest.importorskip(drivername.partition("+")[2])
-    url = f"{drivername}://me:secret@127.0.0.1:1/shop"
-    told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])
-    assert told.exit_code == 2
-    assert "cannot connect: " in told.stderr
-    assert "secret" not in told.stderr
-
-
 def test_the_url_can_come_from_the_environment(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQUEUE_DATABASE_URL", f"sqlite:///{database}")
     told = CliRunner().invoke(application(), ["check", "tests.support.check_models:Base"])
@@ -271,9 +244,3 @@ def _sqlite() -> str:
     import sqlite3
 
     return f"SQLite {sqlite3.sqlite_version}"
-
-
-def test_the_help_of_check_names_the_exit_status() -> None:
-    told = CliRunner().invoke(application(), ["check", "--help"])
-    assert "Exit status: 0" in told.output
-    assert "--strict" in told.output

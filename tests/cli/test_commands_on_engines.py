@@ -192,40 +192,29 @@ def test_keys_of_other_types(sync_db: Database) -> None:
     assert told(sync_db, "cancel", "--id", key, target="Parcel") == "1 task of Parcel is cancelled.\n"
 
 
-@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
-def test_pause_and_resume(sync_db: Database, driver: str) -> None:
+def test_pause_and_resume(sync_db: Database) -> None:
     arguments = ("--json", "--topic", "news")
-    paused = told(sync_db, "pause", *arguments, "--reason", "x", "--by", "ada", target="Mail", driver=driver)
+    paused = told(sync_db, "pause", *arguments, "--reason", "x", "--by", "ada", target="Mail")
     assert (paused["queue"], paused["topic"], paused["changed"]) == ("mail", "news", True)
     assert [(each["topic"], each["paused_by"], each["reason"]) for each in paused["paused"]] == [("news", "ada", "x")]
-    assert told(sync_db, "pause", *arguments, target="Mail", driver=driver)["changed"] is False
-    resumed = told(sync_db, "resume", *arguments, target="Mail", driver=driver)
+    assert told(sync_db, "pause", *arguments, target="Mail")["changed"] is False
+    resumed = told(sync_db, "resume", *arguments, target="Mail")
     assert resumed == {"queue": "mail", "topic": "news", "changed": True, "paused": []}
-    assert told(sync_db, "resume", *arguments, target="Mail", driver=driver)["changed"] is False
+    assert told(sync_db, "resume", *arguments, target="Mail")["changed"] is False
 
 
-@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
-def test_limits(sync_db: Database, driver: str) -> None:
+def test_limits(sync_db: Database) -> None:
     sync_db.insert(Visit, [{"limit_key": key} for key in ("a.org", "a.org", "b.org")])
     with sync_db.begin() as session:
         assert len(session.claim_many(Visit, limit=3)) == 3
-    changed = told(sync_db, "set-limit", "a.org", "1", "--json", target="Visit", driver=driver)
+    changed = told(sync_db, "set-limit", "a.org", "1", "--json", target="Visit")
     assert changed == {"queue": "visit", "key": "a.org", "limit": 1, "before": 2, "running": 2}
-    assert told(sync_db, "limits", "--json", target="Visit", driver=driver) == [
+    assert told(sync_db, "limits", "--json", target="Visit") == [
         {"queue": "visit", "key": "a.org", "limit": 1, "running": 2},
         {"queue": "visit", "key": "b.org", "limit": 2, "running": 1},
     ]
     with sync_db.begin() as session:
         assert [(each.key, each.limit) for each in session.limits(Visit)] == [("a.org", 1), ("b.org", 2)]
-
-
-def test_a_snoozed_task_is_not_retried_and_the_command_explains_why(sync_db: Database) -> None:
-    sync_db.insert(Task, [{"id": 7, "status": "scheduled", "available_at": TOMORROW}])
-    said = told(sync_db, "retry", "--id", "7")
-    assert said.startswith(
-        "0 tasks of Task are available again.\nFound: 1 scheduled. sqlqueue retry changes retryable,"
-    )
-    assert states(sync_db) == {(7,): "scheduled"}
 
 
 def test_why(sync_db: Database) -> None:

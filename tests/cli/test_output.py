@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +197,28 @@ def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: s
     ]
 
 
+def test_limits_are_listed_and_set(url: str) -> None:
+    assert out("limits", model="Visit") == "No limit_key of Visit has been used yet."
+    asked = run("set-limit", "a.org", "3", model="Visit")
+    assert (asked.exit_code, asked.stdout) == (2, "")
+    assert "a key that no task of Visit has used yet, and there is no terminal to confirm it: use --yes" in asked.stderr
+    set_it = ["set-limit", "a.org", "3", "--json", "--yes"]
+    assert json.loads(out(*set_it, model="Visit")) == {
+        "queue": "visit",
+        "key": "a.org",
+        "limit": 3,
+        "running": 0,
+        "before": None,
+    }
+    assert out("set-limit", "a.org", "2", model="Visit") == "Visit, key a.org: the limit is 2 (it was 3), 0 running."
+    assert out("limits", model="Visit").splitlines() == ["Queue  limit  running  key", "Visit      2        0  a.org"]
+    assert [each["key"] for each in json.loads(out("limits", "--queue", "visit", "--json", model="Base"))] == ["a.org"]
+    asked = run("set-limit", "a.org", "0", model="Visit")
+    assert (asked.exit_code, "this would stop all tasks of Visit with the key 'a.org'" in asked.stderr) == (2, True)
+    assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
+    assert out("set-limit", "a.org", "0", model="Visit").startswith("Visit, key a.org: the limit is 0 (it was 0)")
+
+
 def test_models_of_slots_are_not_listed(url: str) -> None:
     listed = [line.split()[0] for line in out("stats", model="Base").splitlines()]
     assert "Visit" in listed
@@ -259,13 +280,3 @@ def strings(value: Any) -> Iterator[str]:
 def test_non_finite_numbers_are_printed_as_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), {"b": float("-inf")}], 7: 1.5})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": ["nan", {"b": "-inf"}], "7": 1.5}
-
-
-@pytest.mark.parametrize("command", ["stats", "stats --by priority", "stats --timeline", "errors"])
-@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
-def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path, command: str, driver: str) -> None:
-    (tmp_path / "empty.db").touch()
-    told = run(*command.split(), "--url", f"{driver}:///{tmp_path / 'empty.db'}")
-    assert told.exit_code == 2
-    assert "there is no table task" in words(told.output)
-    assert "migrate: alembic revision --autogenerate, alembic upgrade head" in words(told.output)

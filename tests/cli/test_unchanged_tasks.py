@@ -37,7 +37,9 @@ def test_the_command_explains_why_a_named_task_was_not_changed(
     url: str, command: str, columns: dict[str, Any], said: str
 ) -> None:
     put(url, Task, columns)
+    before = out("show", "1", "--json")
     assert said in words(out(command, "--id", "1"))
+    assert out("show", "1", "--json") == before
     assert words(out(command, "--id", "2")).endswith("There is no such task.")
     nothing = {"queue": "task", "action": command, "tasks": 0, "taken": 0, "stopped": False}
     assert json.loads(out(command, "--id", "1", "--json")) == nothing

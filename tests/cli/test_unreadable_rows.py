@@ -71,6 +71,16 @@ def test_odd_times(sync_db: Database, column: str) -> None:
         assert "unadopted-rows" not in {finding.code for finding in check(connection, Task)}
 
 
+def insert_oddly(db: Database, into: str, values: str) -> None:
+    """Insert a row with values that the session's usual mode may not accept."""
+    with db.engine.connect() as connection:
+        if db.case.odd_mode:
+            connection.execute(text(db.case.odd_mode))
+        connection.execute(text(f"INSERT INTO {into} VALUES ({values})"))
+        connection.commit()
+        connection.invalidate()
+
+
 def far_away(db: Database, column: str, **columns: str) -> int:
     """Insert tasks with odd times and these columns, and one whose times are now; return how many."""
     insert_odd_times(db, column, "completed")
@@ -106,15 +116,9 @@ def test_errors_of_odd_times(db: Database, column: str, scan: int | None) -> Non
 
 def test_a_history_with_odd_times(archive: Database) -> None:
     columns = "queue, task, attempt, outcome, error, started_at, finished_at"
-    with archive.engine.connect() as connection:
-        if archive.case.odd_mode:
-            connection.execute(text(archive.case.odd_mode))
-        for moment in archive.case.odd_times:
-            for moments in (f"{moment}, {moment}", f"{moment}, '{PAST:%Y-%m-%d %H:%M:%S}'"):
-                values = f"'past_parcel', '1', 1, 'failed', 'no', {moments}"
-                connection.execute(text(f"INSERT INTO past ({columns}) VALUES ({values})"))
-        connection.commit()
-        connection.invalidate()
+    for moment in archive.case.odd_times:
+        for moments in (f"{moment}, {moment}", f"{moment}, '{PAST:%Y-%m-%d %H:%M:%S}'"):
+            insert_oddly(archive, f"past ({columns})", f"'past_parcel', '1', 1, 'failed', 'no', {moments}")
     number = 2 * len(archive.case.odd_times)
     with archive.begin() as actor:
         assert len(actor.history(Claim(Parcel, (1,), 0))) == number
@@ -149,13 +153,7 @@ def test_a_history_with_an_unknown_outcome(sync_archive: Database) -> None:
 
 def test_pauses_with_odd_times(db: Database) -> None:
     for moment in db.case.odd_times:
-        with db.engine.connect() as connection:
-            if db.case.odd_mode:
-                connection.execute(text(db.case.odd_mode))
-            values = f"'task', {moment}, 'ada'"
-            connection.execute(text(f"INSERT INTO queue_pause (queue, paused_at, paused_by) VALUES ({values})"))
-            connection.commit()
-            connection.invalidate()
+        insert_oddly(db, "queue_pause (queue, paused_at, paused_by)", f"'task', {moment}, 'ada'")
         db.insert(Task, [{"id": 1}])
         with db.begin() as actor:
             (pause,) = actor.paused(Task)
@@ -209,13 +207,7 @@ def test_pages_on_which_no_time_can_be_read(sync_db: Database, status: Status, w
 
 def test_the_page_of_schedules(sync_db: Database) -> None:
     for moment in sync_db.case.odd_times:
-        with sync_db.engine.connect() as connection:
-            if sync_db.case.odd_mode:
-                connection.execute(text(sync_db.case.odd_mode))
-            values = f"'scheduled', '* * * * *', {moment}"
-            connection.execute(text(f"INSERT INTO report (status, schedule, available_at) VALUES ({values})"))
-            connection.commit()
-            connection.invalidate()
+        insert_oddly(sync_db, "report (status, schedule, available_at)", f"'scheduled', '* * * * *', {moment}")
     dashboard = Dashboard(sessionmaker(sync_db.engine), Base, authorize=lambda _: Viewer("ada", frozenset(Action)))
     with TestClient(dashboard) as client:
         answer = client.get("/schedules")

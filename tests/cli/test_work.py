@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sqlqueue.cli import application
 from tests.cli.invoking import PROGRAM, words
 
 JOBS = """
@@ -53,17 +55,26 @@ def test_an_application_that_configures_logging_logs_each_line_once(jobs: Path, 
     assert all(line.startswith("own format: ") for line in lines)
 
 
+def test_a_port_that_cannot_be_served_ends_the_command(jobs: Path) -> None:
+    told = work(jobs, "--health", "192.0.2.1:8080")
+    assert (told.returncode, told.stdout) == (3, "")
+    assert "cannot serve health checks on 192.0.2.1 port 8080: " in words(told.stderr)
+
+
 @pytest.mark.parametrize(
-    ("status", "arguments", "said"),
+    ("arguments", "said"),
     [
-        (2, ["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
-        (2, ["--health", "65535", "--processes", "2"], "--health: there are fewer than 2 ports from 65535 upwards"),
-        (2, ["--max-tasks", "0"], "greater than or equal to 1"),
-        (2, ["--max-memory", "-1"], "greater than or equal to 1"),
-        (3, ["--health", "192.0.2.1:8080"], "cannot serve health checks on 192.0.2.1 port 8080: "),
+        (["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
+        (["--health", "65535", "--processes", "2"], "--health: there are fewer than 2 ports from 65535 upwards"),
+        (["--max-tasks", "0"], "greater than or equal to 1"),
+        (["--max-memory", "-1"], "greater than or equal to 1"),
     ],
 )
-def test_invalid_worker_options_are_rejected(jobs: Path, status: int, arguments: list[str], said: str) -> None:
-    told = work(jobs, *arguments)
-    assert (told.returncode, told.stdout) == (status, "")
+def test_invalid_worker_options_are_rejected(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(jobs)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    told = CliRunner().invoke(application(), ["work", "jobs_of_test:worker", *arguments])
+    assert (told.exit_code, told.stdout) == (2, "")
     assert said in words(told.stderr)
