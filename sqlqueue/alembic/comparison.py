@@ -257,14 +257,18 @@ class Revision:
 
     def _add(self, mending: ModifyTableOps) -> None:
         """Append to the table's existing operations, if any: indexes are dropped before columns, created after."""
-        key = self._key(mending.schema, mending.table_name)
-        for op in self.operations:
-            if not isinstance(op, ModifyTableOps) or isinstance(mending, SetDefaultsOp):
-                continue
-            if self._key(op.schema, op.table_name) == key and not isinstance(op, SetDefaultsOp):
-                op.ops = [*op.ops, *mending.ops]
-                return
+        if not isinstance(mending, SetDefaultsOp):
+            for op in self._changes(self._key(mending.schema, mending.table_name)):
+                if not isinstance(op, SetDefaultsOp):
+                    op.ops = [*op.ops, *mending.ops]
+                    return
         self.operations.append(mending)
+
+    def _changes(self, key: Key) -> Iterator[ModifyTableOps]:
+        """Yield the operations on a table that have been found so far."""
+        for op in self.operations:
+            if isinstance(op, ModifyTableOps) and self._key(op.schema, op.table_name) == key:
+                yield op
 
     def _visible_queues(self) -> Iterator[QueueSpec]:
         """Yield the queues that pass the project's filters; of several queues on one table, the first."""
@@ -278,35 +282,27 @@ class Revision:
 
     def _mending(self) -> Iterator[ModifyTableOps]:
         """Yield fixes for indexes and defaults that differ from the model and that Alembic has not noticed."""
-        noticed = {index for op in self.operations if isinstance(op, ModifyTableOps) for index in self._indexes(op)}
         for wrong in drift(self.connection, self.queues.values()):
             if isinstance(wrong, WrongDefault):
                 yield from self._mending_default(wrong)
-            if not isinstance(wrong, WrongIndex):
+            if not isinstance(wrong, WrongIndex) or wrong.live is None:
                 continue  # Alembic notices missing indexes, unless a filter excludes them
             index, table = wrong.index, wrong.spec.table
             is_visible = self.context.run_object_filters(index, index.name, "index", False, None)
             key, old = self._key(table.schema, table.name), self._as_it_is(table, str(index.name), wrong.live)
-            if (key, index.name) in noticed:
-                self._drop_unseen(key, old)
-            elif is_visible:
+            noticed = [(op, number) for op in self._changes(key) if (number := _mentions(op, index))]
+            for op, number in noticed:
+                if number == 1:  # it is only created: SQLAlchemy does not see MariaDB's IGNORED indexes
+                    op.ops[:] = [DropIndexOp.from_index(old), *op.ops]
+            if is_visible and not noticed:
                 replacing = [DropIndexOp.from_index(old), CreateIndexOp.from_index(index)]
                 yield ModifyTableOps(table.name, replacing, schema=table.schema)
-
-    def _drop_unseen(self, key: Key, old: Index) -> None:
-        """Drop ``old`` before an index with its name is created: SQLAlchemy does not see MariaDB's IGNORED indexes."""
-        for op in self.operations:
-            if isinstance(op, ModifyTableOps) and self._key(op.schema, op.table_name) == key:
-                names = [each.index_name for each in op.ops if isinstance(each, CreateIndexOp | DropIndexOp)]
-                if names.count(str(old.name)) == 1:
-                    op.ops[:] = [DropIndexOp.from_index(old), *op.ops]
 
     def _mending_default(self, wrong: WrongDefault) -> Iterator[ModifyTableOps]:
         """Yield the fix, unless Alembic already changes this default or the project's filters exclude the column."""
         column, table = wrong.column, wrong.spec.table
         key = self._key(table.schema, table.name)
-        tables = [op for op in self.operations if isinstance(op, ModifyTableOps)]
-        altered = [each for op in tables if self._key(op.schema, op.table_name) == key for each in op.ops]
+        altered = [each for op in self._changes(key) for each in op.ops]
         if any(isinstance(each, AlterColumnOp) and each.column_name == column.name for each in altered):
             return
         if self.context.run_object_filters(column, column.name, "column", False, None):
@@ -322,11 +318,6 @@ class Revision:
         option = self.adapter.inspection.predicate_option
         options: dict[str, Any] = {option: text(live.predicate)} if option and live.predicate else {}
         return Index(conv(name), *terms, unique=live.unique, **options)
-
-    def _indexes(self, op: ModifyTableOps) -> Iterator[tuple[Key, str | None]]:
-        for each in op.ops:
-            if isinstance(each, CreateIndexOp | DropIndexOp):
-                yield self._key(op.schema, op.table_name), each.index_name
 
     def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
         """Yield the operations that replace ``op``."""
@@ -373,3 +364,8 @@ class Revision:
             for key, spec in self.queues.items()
             if key in self.created | adopted or self.adapter.inspection.lacks_storage(self.connection, spec.table)
         ]
+
+
+def _mentions(op: ModifyTableOps, index: Index) -> int:
+    """Return how many of the operations drop or create ``index``."""
+    return sum(isinstance(each, CreateIndexOp | DropIndexOp) and each.index_name == index.name for each in op.ops)

@@ -24,11 +24,10 @@ from ..queue.spec import MIGRATE, Criterion, Finding, QueueSpec, Severity, spec_
 from ..sql import is_due, state, utcnow
 from .drift import (
     Difference,
-    MissingIndex,
-    MissingTable,
     WrongDefault,
     WrongIndex,
     drift,
+    fix_of_index,
     helpful_indexes,
     inexact_keys,
     inexact_primary_keys,
@@ -421,7 +420,7 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
 def _of_declared(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     for name in lost_indexes(connection, spec):
         message = f"{spec.table.fullname} has no index {name}, which the model declares"
-        yield Finding.of(spec, Severity.WARNING, MissingIndex.code, message, "create it in a migration")
+        yield Finding.of(spec, Severity.WARNING, "missing-index", message, "create it in a migration")
     for name in lost_triggers(connection, spec):
         message = f"{spec.table.fullname} has no trigger {name}, which the model declares"
         fix = "create it in a migration, with op.execute(): autogenerate does not see triggers"
@@ -444,7 +443,9 @@ def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
 
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
     for difference in drift(connection, [spec]):
-        fix = _fix(connection, difference)
+        fix = MIGRATE
+        if isinstance(difference, WrongIndex):
+            fix = fix_of_index(connection, difference.index, difference.live)
         yield Finding.of(spec, _severity(difference), difference.code, difference.message, fix)
     if live:
         yield from misfits(connection.dialect, spec, live)
@@ -453,20 +454,14 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
             message = f"there is no table {table.fullname}, which stores part of {spec.entity.__name__}"
-            yield Finding.of(spec, Severity.ERROR, MissingTable.code, message, MIGRATE)
-
-
-def _fix(connection: Connection, difference: Difference) -> str:
-    if isinstance(difference, WrongIndex) and not difference.live.usable:
-        return adapter_for(connection.dialect).inspection.revival(connection, difference.index) or MIGRATE
-    return MIGRATE
+            yield Finding.of(spec, Severity.ERROR, "missing-table", message, MIGRATE)
 
 
 def _severity(difference: Difference) -> Severity:
     """Return how serious ``difference`` is: claims do not need some indexes, nor does enqueueing need defaults."""
     spec = difference.spec
     match difference:
-        case MissingIndex() | WrongIndex() if difference.index in helpful_indexes(spec):
+        case WrongIndex() if difference.index in helpful_indexes(spec):
             return Severity.WARNING
         case WrongDefault() if difference.column is not spec["status"]:
             return Severity.WARNING

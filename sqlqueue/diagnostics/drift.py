@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Column,
@@ -55,63 +55,20 @@ if TYPE_CHECKING:
 class Difference:
     """A part of a live schema that is not what the queue of ``spec`` needs."""
 
-    code: ClassVar[str]
+    code: str
     """The code of the finding about it."""
     spec: QueueSpec
-
-    @property
-    def message(self) -> str:
-        """A description for people."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingTable(Difference):
-    """A difference: the table of ``spec`` does not exist."""
-
-    code = "missing-table"
-
-    @property
-    def message(self) -> str:
-        return f"there is no table {self.spec.table.fullname}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingColumn(Difference):
-    """A difference: the table lacks ``column``, which the queue needs."""
-
-    code = "missing-column"
-    column: Column[Any]
-
-    @property
-    def message(self) -> str:
-        return f"{self.spec.table.fullname} has no column {self.column.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingIndex(Difference):
-    """A difference: ``index``, which the queue's statements use, does not exist."""
-
-    code = "missing-index"
-    index: Index
-
-    @property
-    def message(self) -> str:
-        return f"{self.spec.table.fullname} has no index {self.index.name}"
+    message: str
+    """A description for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongIndex(Difference):
-    """A difference: the live index with the name of ``index`` is not as declared; ``reason`` says how."""
+    """A difference: ``index``, which the queue's statements use, does not exist, or is not as declared."""
 
-    code = "wrong-index"
     index: Index
-    live: LiveIndex
-    reason: str
-
-    @property
-    def message(self) -> str:
-        return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
+    live: LiveIndex | None
+    """The index with this name on the server, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,17 +76,9 @@ class WrongDefault(Difference):
     """A difference: the default of ``column``, which rows of other programs get, is not the one that the model
     declares."""
 
-    code = "wrong-default"
     column: Column[Any]
     live: str
     """The default as the server reports it."""
-
-    @property
-    def message(self) -> str:
-        is_now, is_meant = constant(self.live), constant(_declared(self.column))
-        return (
-            f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"
-        )
 
 
 def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:
@@ -143,25 +92,27 @@ def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference
 
 
 def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
-    table = spec.table
-    inspector = inspect(connection)
+    table, inspector = spec.table, inspect(connection)
     schema = connection.schema_for_object(table)
     if not inspector.has_table(table.name, schema=schema):
-        yield MissingTable(spec=spec)
+        yield Difference(code="missing-table", spec=spec, message=f"there is no table {table.fullname}")
         return
     defaults = {column["name"]: column["default"] for column in inspector.get_columns(table.name, schema=schema)}
     for column in spec.columns.values():
         if column.name not in defaults:
-            yield MissingColumn(spec=spec, column=column)
-        elif is_other_default(column, live := defaults[column.name]):
-            yield WrongDefault(spec=spec, column=column, live=str(live))
-    yield from _of_indexes(connection, spec)
-
-
-def is_other_default(column: Column[Any], live: str | None) -> bool:
-    """Return whether both defaults are constants and different."""
-    declared, found = constant(_declared(column)), constant(live)
-    return None not in (declared, found) and declared != found
+            message = f"{table.fullname} has no column {column.name}"
+            yield Difference(code="missing-column", spec=spec, message=message)
+            continue
+        live = defaults[column.name]
+        is_now, is_meant = constant(live), constant(_declared(column))
+        if None not in (is_now, is_meant) and is_now != is_meant:
+            message = f"the default of {table.fullname}.{column.name} is {is_now}, the model declares {is_meant}"
+            yield WrongDefault(code="wrong-default", spec=spec, message=message, column=column, live=str(live))
+    for index, found, reason in unlike_indexes(connection, table, queue_indexes(spec)):
+        code, message = "wrong-index", f"the index {index.name} of {table.fullname} {reason}"
+        if found is None:
+            code, message = "missing-index", f"{table.fullname} has no index {index.name}"
+        yield WrongIndex(code=code, spec=spec, message=message, index=index, live=found)
 
 
 def _declared(column: Column[Any]) -> str | None:
@@ -179,14 +130,6 @@ def constant(default: str | None) -> str | None:
 
 
 _CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
-
-
-def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
-    for index, found, reason in unlike_indexes(connection, spec.table, queue_indexes(spec)):
-        if found is None:
-            yield MissingIndex(spec=spec, index=index)
-        else:
-            yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
 
 
 def unlike_indexes(
@@ -209,6 +152,14 @@ def unlike_indexes(
         elif not adapter.inspection.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
             yield index, found, f"{having}, which is not what the model declares"
+
+
+def fix_of_index(connection: Connection, index: Index, live: LiveIndex | None) -> str:
+    """Return the fix for one of :func:`unlike_indexes`."""
+    revival = None
+    if live is not None and not live.usable:
+        revival = adapter_for(connection.dialect).inspection.revival(connection, index)
+    return revival or MIGRATE
 
 
 def needed_indexes(spec: QueueSpec) -> list[Index]:
@@ -303,6 +254,8 @@ def _listed(terms: tuple[Term, ...]) -> str:
 
 # -- checks whether the queue's statements can work with the columns of a live table ----------------------------------
 
+_HAS_UNKNOWN = "has a column {} that the model does not declare and every insert must provide"
+_MAKES_NO_KEYS = "does not generate keys that inserts leave out: {} is not an identity"
 _FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer, Numeric), (DateTime,))
 
 
@@ -321,10 +274,8 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
                 yield _finding(spec, "missing-column", f"has no column {column.name}, which the model loads")
         elif column.name in of_queue:
             yield from _of_column(dialect, spec, column, found)
-    for unknown in present.values():
-        if not unknown["nullable"] and not fills_itself(unknown):
-            what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
-            yield _finding(spec, "unknown-column", what)
+    for name in _needed(present):
+        yield _finding(spec, "unknown-column", _HAS_UNKNOWN.format(name))
 
 
 def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
@@ -340,9 +291,7 @@ def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColum
         fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
         yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
     elif not fills_itself(live[key.name]):
-        yield _finding(
-            spec, "unnumbered-key", f"does not generate keys that inserts leave out: {key.name} is not an identity"
-        )
+        yield _finding(spec, "unnumbered-key", _MAKES_NO_KEYS.format(key.name))
 
 
 def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:
@@ -422,20 +371,25 @@ def _family(kind: object) -> int | None:
     return next((number for number, classes in enumerate(_FAMILIES) if isinstance(kind, classes)), None)
 
 
+def _needed(live: Mapping[str, ReflectedColumn]) -> list[str]:
+    """Return the names of the ``live`` columns that an insert must not leave out."""
+    return [name for name, column in live.items() if not column["nullable"] and not fills_itself(column)]
+
+
 def fills_itself(live: ReflectedColumn) -> bool:
     """Return whether an insert may leave out a live column that is not nullable."""
     generated = (live.get("computed"), live.get("identity"), live.get("autoincrement") is True)
     return live["default"] is not None or any(generated)
 
 
+_ALTER = "in a migration, alter the column to what the model declares"
+
+
 def _finding(spec: QueueSpec, code: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
-    fix = "in a migration, alter the column to what the model declares"
-    return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", fix)
+    return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", _ALTER)
 
 
 # -- checks the tables that accompany queues: the history of attempts, the register of workers and the pauses ---------
-
-_ALTER = "in a migration, alter the column to what the model declares"
 
 
 def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Finding]:
@@ -455,27 +409,31 @@ def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Findin
 
 def _companion(connection: Connection, table: Table, purpose: str) -> Iterator[Finding]:
     inspector, schema = inspect(connection), connection.schema_for_object(table)
-    error = partial(Finding, severity=Severity.ERROR, table=table.fullname)
+    finding = partial(Finding, table=table.fullname)
     if not inspector.has_table(table.name, schema=schema):
         message = f"there is no table {table.fullname}, {purpose}"
-        yield error(code="missing-table", message=message, fix=MIGRATE)
+        yield finding(severity=Severity.ERROR, code="missing-table", message=message, fix=MIGRATE)
         return
     live = {column["name"]: column for column in inspector.get_columns(table.name, schema=schema)}
     for column in table.columns:
         found = live.pop(column.name, None)
         if found is None:
             message = f"{table.fullname} has no column {column.name}"
-            yield error(code="missing-column", message=message, fix=MIGRATE)
+            yield finding(severity=Severity.ERROR, code="missing-column", message=message, fix=MIGRATE)
             continue
         for severity, code, what in _companion_column(connection, column, found):
-            yield Finding(
-                severity=severity, code=code, message=f"{table.fullname} {what}", fix=_ALTER, table=table.fullname
-            )
-    for unknown in live.values():
-        if not unknown["nullable"] and not fills_itself(unknown):
-            what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
-            yield error(code="unknown-column", message=f"{table.fullname} {what}", fix=_ALTER)
-    yield from _companion_indexes(connection, table)
+            yield finding(severity=severity, code=code, message=f"{table.fullname} {what}", fix=_ALTER)
+    for name in _needed(live):
+        message = f"{table.fullname} {_HAS_UNKNOWN.format(name)}"
+        yield finding(severity=Severity.ERROR, code="unknown-column", message=message, fix=_ALTER)
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    for index, live_index, reason in unlike_indexes(connection, table, indexes):
+        code = "missing-index" if live_index is None else "wrong-index"
+        message, fix = (
+            f"the index {index.name} of {table.fullname} {reason}",
+            fix_of_index(connection, index, live_index),
+        )
+        yield finding(severity=Severity.WARNING, code=code, message=message, fix=fix)
 
 
 def _companion_column(
@@ -485,25 +443,9 @@ def _companion_column(
     if column.nullable and not live["nullable"]:
         yield Severity.ERROR, "not-nullable", f"does not allow NULL in {column.name}"
     if column is column.table.autoincrement_column and not (adapter.rows.numbers_keys or fills_itself(live)):
-        what = f"does not generate keys that inserts leave out: {column.name} is not an identity"
-        yield Severity.ERROR, "unnumbered-key", what
+        yield Severity.ERROR, "unnumbered-key", _MAKES_NO_KEYS.format(column.name)
     for severity, what in wrong_type(connection.dialect, column, live):
         yield severity, "wrong-type", what
-
-
-def _companion_indexes(connection: Connection, table: Table) -> Iterator[Finding]:
-    indexes = sorted(table.indexes, key=lambda index: str(index.name))
-    for index, live, reason in unlike_indexes(connection, table, indexes):
-        fix = MIGRATE
-        if live is not None and not live.usable:
-            fix = adapter_for(connection.dialect).inspection.revival(connection, index) or MIGRATE
-        yield Finding(
-            severity=Severity.WARNING,
-            code="missing-index" if live is None else "wrong-index",
-            message=f"the index {index.name} of {table.fullname} {reason}",
-            fix=fix,
-            table=table.fullname,
-        )
 
 
 # -- checks whether claims use their indexes, by explaining the library's own statements at the tables' current

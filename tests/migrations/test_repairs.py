@@ -8,7 +8,7 @@ from sqlalchemy import Column, Connection, DefaultClause, MetaData, NullPool, Ta
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import check
-from sqlqueue.diagnostics.drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
+from sqlqueue.diagnostics.drift import drift
 from sqlqueue.model.declaration import queues
 from tests.migrations.conftest import MakeProject
 from tests.migrations.jobs import CLAIM, COMES_DUE, DUE, Base, Job, Parcel, messages, replace_index
@@ -135,14 +135,14 @@ def test_missing_indexes_tables_and_columns_are_detected(migrated: Project, sync
     with sync_db.engine.begin() as connection:
         for index in sorted(Job.__table__.indexes, key=lambda each: str(each.name)):
             index.drop(connection)
-        assert _kinds(connection) == [MissingIndex] * 4
+        assert codes(connection) == ["missing-index"] * 4
         Job.__table__.drop(connection)
-        assert _kinds(connection) == [MissingTable]
+        assert codes(connection) == ["missing-table"]
         old = Table("plugin_job", MetaData(), *(Column(c.name, c.type) for c in Job.__table__.c if c.name != "attempt"))
         old.create(connection)
-        assert _kinds(connection) == [MissingColumn, *[MissingIndex] * 4]
+        assert codes(connection) == ["missing-column", *["missing-index"] * 4]
     assert messages(sync_db)[0] == "plugin_job has no column attempt"
 
 
-def _kinds(connection: Connection) -> list[type[Difference]]:
-    return [type(each) for each in drift(connection, queues(Base.metadata))]
+def codes(connection: Connection) -> list[str]:
+    return [each.code for each in drift(connection, queues(Base.metadata))]
