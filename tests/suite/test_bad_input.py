@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,10 @@ from sqlqueue import (
     ArgumentError,
     AsyncQueueSession,
     Cron,
+    Every,
     IllegalTransitionError,
+    LinearBackoff,
+    QueueOptions,
     QueueSession,
     SQLQueueError,
     Status,
@@ -32,9 +36,31 @@ from sqlqueue import (
 )
 from sqlqueue.sql import utcinsertion
 from tests.suite.settlements import SETTLINGS, every_call
-from tests.support.models import Account, Base, Document, Film, Job, Ledger, Mail, Order, Seat, Spool, Task
+from tests.support.models import (
+    Account,
+    Base,
+    Chore,
+    Document,
+    Film,
+    Job,
+    Ledger,
+    Listing,
+    Mail,
+    Message,
+    Order,
+    Outgoing,
+    Report,
+    Seat,
+    Slot,
+    Task,
+    Visit,
+)
 
 NAIVE = datetime(2020, 1, 1)
+ENDLESS, HOURLY = timedelta.max, Every(timedelta(hours=1))
+SURROGATE, NUL = "a\udc80", "a\0b"
+NO_TEXTS = (SURROGATE, NUL, 7)
+"""What no engine can store in a column of text."""
 
 
 def ascii_id(value: object) -> str:
@@ -64,7 +90,7 @@ def engine() -> Iterator[Engine]:
     engine = create_engine("sqlite://")
     Base.metadata.create_all(engine)
     with Session(engine) as session:
-        session.add_all([Task(id=1), Task(id=2), Mail(id=1), Document(id="a"), Spool(id=1)])
+        session.add_all([Task(id=1), Task(id=2), Mail(id=1), Document(id="a"), Film(id=1)])
         session.commit()
     yield engine
     engine.dispose()
@@ -106,21 +132,6 @@ def test_a_class_without_a_queue_is_rejected(session: Recorded, operation: str, 
         OF_A_MODEL[operation](session, entity)
 
 
-CLAIMS: list[tuple[str, dict[str, Any]]] = [
-    *(("limit", {"limit": limit}) for limit in (0, -1, 1.5, "3", None, True)),
-    *(("lease", {"limit": 1, "lease": lease}) for lease in (timedelta(0), -timedelta(seconds=1), 30, 1.5, "long")),
-    *(("claimed_by", {"limit": 1, "claimed_by": name}) for name in ("", "x" * 201, 7)),
-    *(("order_by", {"limit": 1, "order_by": order}) for order in ("name", ["name"])),
-    *(("options", {"limit": 1, "options": options}) for options in (load_only(Task.name),)),
-]
-
-
-@pytest.mark.parametrize(("word", "arguments"), CLAIMS, ids=ascii_id)
-def test_arguments_of_a_claim(session: Recorded, word: str, arguments: dict[str, Any]) -> None:
-    with refused(session, word):
-        session.claim_many(Task, **arguments)
-
-
 @pytest.mark.parametrize(
     ("criterion", "word"),
     [
@@ -147,26 +158,17 @@ def test_criteria(session: Recorded, operation: str, criterion: Any, word: str) 
 
 
 @every_call
-def test_claims_of_two_models_are_rejected(session: Recorded, call: str) -> None:
+def test_claims_that_cannot_be_settled(session: Recorded, call: str) -> None:
+    """None is what a claim on an empty queue returns."""
     task, mail = session.claim(Task), session.claim(Mail)
     with refused(session, "Task", "Mail"):
         SETTLINGS[call](session, [task, mail])
-
-
-@every_call
-def test_a_claim_given_twice_is_rejected(session: Recorded, call: str) -> None:
-    task = session.claim(Task)
     for twice in ([task, task], [task, claim_of(task)]):
         with refused(session, "twice"):
             SETTLINGS[call](session, twice)
-
-
-@every_call
-@pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
-def test_arguments_that_are_not_claims_are_rejected(session: Recorded, call: str, nothing: Any) -> None:
-    """None is what a claim on an empty queue returns."""
-    with refused(session):
-        SETTLINGS[call](session, nothing)
+    for nothing in (None, Ledger(), [None], [Ledger()], "Task"):
+        with refused(session):
+            SETTLINGS[call](session, nothing)
 
 
 @pytest.mark.parametrize(
@@ -174,18 +176,22 @@ def test_arguments_that_are_not_claims_are_rejected(session: Recorded, call: str
     [
         ("fail", ("no", 30), "retry_in"),
         ("fail", ("no", -timedelta(seconds=1)), "retry_in"),
+        ("fail", ("no", ENDLESS), "at most 100 years"),
         ("fail", (None,), "error"),
         ("fail", (7,), "error"),
         ("discard", (None,), "error"),
         ("snooze", (30,), "delay"),
         ("snooze", (-timedelta(seconds=1),), "delay"),
+        ("snooze", (ENDLESS,), "at most 100 years"),
         ("snooze", (None,), "delay"),
         ("snooze", (datetime(2030, 1, 1, tzinfo=UTC),), "delay"),
         ("heartbeat", (30,), "lease"),
         ("heartbeat", (timedelta(0),), "lease"),
+        ("heartbeat", (ENDLESS,), "at most 100 years"),
         ("complete", ("a result",), "result"),
         ("cancel", (Task.id == 1,), "criteria"),
     ],
+    ids=ascii_id,
 )
 def test_arguments_of_settling(session: Recorded, call: str, arguments: tuple[Any, ...], word: str) -> None:
     task = session.claim(Task)
@@ -194,36 +200,17 @@ def test_arguments_of_settling(session: Recorded, call: str, arguments: tuple[An
     assert claim_of(task).attempt == 1
 
 
-@pytest.mark.parametrize("age", [30, -timedelta(days=1), None, "30 days"])
-def test_prune(session: Recorded, age: Any) -> None:
-    with refused(session, "older_than"):
-        session.prune(Task, age)
+@pytest.mark.parametrize("call", ["cancel", "discard"])
+def test_a_limit_is_for_criteria(session: Recorded, call: str) -> None:
+    task, error = session.claim(Task), {"error": "no"} if call == "discard" else {}
+    with refused(session):
+        getattr(session, call)(task, limit=1, **error)
 
 
-@pytest.mark.parametrize(
-    "by", ["number", None, 7, Mail.topic, Mail.account, text("number"), Ledger.task_id], ids=ascii_id
-)
-def test_stats_by(session: Recorded, by: Any) -> None:
-    model = Mail if by is Mail.account else Task
-    with refused(session, f"not a column of {model.__name__}"):
-        session.stats_by(model, by)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        *(({"bucket": bucket}, "bucket") for bucket in (3_600, timedelta(0), -timedelta(hours=1), None)),
-        *(({"since": since}, "since") for since in (86_400, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC), None)),
-        *(({"bucket": timedelta(hours=hours)}, "divides a day") for hours in (5, 25, 36)),
-        ({"bucket": timedelta(seconds=8)}, "maximum is 10,000 buckets"),
-        ({"bucket": timedelta(days=10_001)}, "as many days"),
-        ({"bucket": timedelta(days=7), "since": timedelta(days=10_001)}, "as many days"),
-    ],
-    ids=ascii_id,
-)
-def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> None:
-    with refused(session, word):
-        session.timeline(Task, **arguments)
+def test_a_claim_that_only_locks_has_no_heartbeat(session: Recorded) -> None:
+    task = session.claim(Task, lease=None)
+    with refused(session, "no lease", error=IllegalTransitionError):
+        session.heartbeat(task)
 
 
 @pytest.mark.parametrize("name", ["claim", "stats", "rescue", "errors", "consume", "retry"])
@@ -247,46 +234,204 @@ def test_engines_and_connections_are_rejected() -> None:
     engine.dispose()
 
 
-# -- rows that cannot be enqueued raise an error that names the reason, before anything is sent -----------------------
+# -- calls with arguments that no engine has to look at ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "word"),
-    [
-        ((Task, [{"nam": "x"}]), {}, "nam"),
-        ((Task, [{"name": "x"}, {"name": "y", "nam": "x"}]), {}, "row 1"),
-        ((Task, [{"available_at": NAIVE}]), {}, "naive"),
-        ((Task, [{"created_at": NAIVE}]), {}, "naive"),
-        ((Task, [{"name": "x"}, {"available_at": NAIVE}]), {}, "naive"),
-        ((Task, {"name": "x"}), {}, "rows"),
-        ((Task, ["name"]), {}, "row 0"),
-        ((Task, [Task()]), {}, "row 0"),
-        ((Task,), {}, "rows"),
-        ((Task(), [{"name": "x"}]), {}, "not a queue model"),
-        ((None,), {}, "NoneType"),
-        (([None],), {}, "NoneType"),
-        (({"name": "x"},), {}, "dictionaries need their model"),
-        (([{"name": "x"}],), {}, "dictionaries need their model"),
-        ((Ledger(task_id=1),), {}, "Ledger"),
-        (([Task(), Ledger(task_id=1)],), {}, "Ledger"),
-        ((Task(available_at=NAIVE),), {}, "naive"),
-        ((Task(created_at=NAIVE),), {}, "naive"),
-        ((Task(available_at=date(2020, 1, 1)),), {}, "datetime"),
-        ((Document(id="x", available_at=NAIVE),), {"on_conflict": "replace"}, "naive"),
-        ((Document(id="x"),), {"on_conflict": "update"}, "on_conflict"),
-        ((Document(id="x"),), {"on_conflict": None}, "on_conflict"),
-        ((Document, [{"version": 1}]), {"on_conflict": "replace"}, "id"),
-        ((Document, [{"id": "x"}, {"version": 1}]), {"on_conflict": "replace"}, "id"),
-        (([Document(id="x"), Task()],), {"on_conflict": "ignore"}, "id"),
-        ((Task, [{"name": "x"}]), {"copy": True}, "COPY"),
+def call(name: str, *arguments: Any, **options: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    return name, arguments, options
+
+
+def chore(**values: Any) -> dict[str, Any]:
+    return {"unique_key": "a", "task": "app.chore", "schedule": HOURLY, **values}
+
+
+REFUSED: dict[str, list[tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
+    "limit": [
+        *(call("claim_many", Task, limit=limit) for limit in (0, -1, 1.5, "3", None, True)),
+        *(call(name, Task, limit=0) for name in ("cancel", "retry", "rescue", "rerun")),
+        call("discard", Task, error="no", limit=0),
     ],
-    ids=ascii_id,
-)
-def test_rows_and_options_of_enqueue(
-    session: Recorded, arguments: tuple[Any, ...], options: dict[str, Any], word: str
-) -> None:
-    with refused(session, word):
-        session.enqueue(*arguments, **options)
+    "lease": [call("claim", Task, lease=lease) for lease in (timedelta(0), -timedelta(seconds=1), 30, 1.5, "long")],
+    "claimed_by": [call("claim", Task, claimed_by=name) for name in ("", "x" * 201, *NO_TEXTS)],
+    "order_by": [call("claim", Task, order_by=order) for order in ("name", ["name"])],
+    "options": [call("claim", Task, options=load_only(Task.name))],
+    "at most 100 years": [
+        call("claim", Task, lease=ENDLESS),
+        call("enqueue", Task, [{}], delay=ENDLESS),
+        call("prune", Task, ENDLESS),
+        call("timeline", Task, since=ENDLESS),
+    ],
+    "older_than": [call("prune", Task, age) for age in (30, -timedelta(days=1), None, "30 days")],
+    "retention": [call("prune", Task)],
+    "not a column of Task": [
+        call("stats_by", Task, by) for by in ("number", None, 7, Mail.topic, text("number"), Ledger.task_id)
+    ],
+    "not a column of Mail": [call("stats_by", Mail, Mail.account)],
+    "bucket": [call("timeline", Task, bucket=bucket) for bucket in (3_600, timedelta(0), -timedelta(hours=1), None)],
+    "since": [
+        call("timeline", Task, since=since) for since in (86_400, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC), None)
+    ],
+    "divides a day": [call("timeline", Task, bucket=timedelta(hours=hours)) for hours in (5, 25, 36)],
+    "maximum is 10,000 buckets": [call("timeline", Task, bucket=timedelta(seconds=8))],
+    "as many days": [
+        call("timeline", Task, bucket=timedelta(days=10_001)),
+        call("timeline", Task, bucket=timedelta(days=7), since=timedelta(days=10_001)),
+    ],
+    "limit=0": [call("find", Task, limit=0)],
+    "not a queue model": [
+        call("find", Account),
+        call("discard", Account, error="b"),
+        call("enqueue", Task(), [{"name": "x"}]),
+    ],
+    "requires error=": [call("discard", Task), call("discard", Task, Task.id == 7)],
+    "by criteria with discard": [
+        call("discard", []),
+        call("discard", [], "a", error="b"),
+        call("discard", [], Task.id == 7, error="b"),
+    ],
+    "give an exception or a string": [call("discard", Task, error=7)],
+    "give a sequence of different values": [
+        call("claim_in_turns", Message, Message.kind, values, limit=1) for values in ("ab", ["a", "a"], {"a"}, [["a"]])
+    ],
+    "by='kind': give an attribute": [call("claim_in_turns", Message, "kind", ["a"], limit=1)],
+    "first": [call("limits", Visit, first=0)],
+    "Task has no limits: derive it from LimitMixin": [call("set_limit", Task, "a", 1)],
+    "give an integer from 0 to 10,000": [
+        call("set_limit", Visit, "a", limit) for limit in (-1, 10_001, 10**20, True, 1.5)
+    ],
+    "key='': give a non-empty string": [call("set_limit", Visit, "", 1)],
+    "key=": [call("set_limit", Visit, key, 1) for key in NO_TEXTS],
+    "paused_by=": [call("pause", Mail, paused_by=name) for name in NO_TEXTS],
+    "topic=": [call("pause", Mail, topic) for topic in NO_TEXTS],
+    "destination=": [call("enqueue", Outgoing, [{"payload": {}, "destination": name}]) for name in NO_TEXTS],
+    "a key=": [
+        call("claim", Mail, criterion)
+        for value in NO_TEXTS
+        for criterion in (Mail.topic == value, Mail.topic.in_(["a", value]))
+    ],
+    # rows
+    "nam": [call("enqueue", Task, [{"nam": "x"}])],
+    "row 1": [call("enqueue", Task, [{"name": "x"}, {"name": "y", "nam": "x"}])],
+    "naive": [
+        call("enqueue", Task, [{"available_at": NAIVE}]),
+        call("enqueue", Task, [{"created_at": NAIVE}]),
+        call("enqueue", Task, [{"name": "x"}, {"available_at": NAIVE}]),
+        call("enqueue", Task(available_at=NAIVE)),
+        call("enqueue", Task(created_at=NAIVE)),
+        call("enqueue", Document(id="x", available_at=NAIVE), on_conflict="replace"),
+    ],
+    "rows": [call("enqueue", Task, {"name": "x"}), call("enqueue", Task)],
+    "row 0": [call("enqueue", Task, ["name"]), call("enqueue", Task, [Task()])],
+    "NoneType": [call("enqueue", None), call("enqueue", [None])],
+    "dictionaries need their model": [call("enqueue", {"name": "x"}), call("enqueue", [{"name": "x"}])],
+    "Ledger": [call("enqueue", Ledger(task_id=1)), call("enqueue", [Task(), Ledger(task_id=1)])],
+    "datetime": [call("enqueue", Task(available_at=date(2020, 1, 1)))],
+    "on_conflict": [call("enqueue", Document(id="x"), on_conflict=how) for how in ("update", None)],
+    "id": [
+        call("enqueue", Document, [{"version": 1}], on_conflict="replace"),
+        call("enqueue", Document, [{"id": "x"}, {"version": 1}], on_conflict="replace"),
+        call("enqueue", [Document(id="x"), Task()], on_conflict="ignore"),
+    ],
+    "line=None: each part": [call("enqueue", Seat, [{"line": None, "number": 1}])],
+    "COPY": [call("enqueue", Task, [{"name": "x"}], copy=True)],
+    # declarations of schedules
+    "unique_key for each Chore": [call("declare_schedules", Chore, [{"task": "x", "schedule": HOURLY}])],
+    "derive the model from UniqueMixin": [call("declare_schedules", Report, [{"schedule": HOURLY}])],
+    "'a' is declared twice": [call("declare_schedules", Chore, [chore(), chore()])],
+    "schedule is missing": [call("declare_schedules", Chore, [{"task": "x", "unique_key": "a"}])],
+    "'hourly' is not a schedule": [call("declare_schedules", Chore, [chore(schedule="hourly")])],
+    "no attribute nots": [call("declare_schedules", Chore, [chore(nots="")])],
+    "leave out attempt, status": [call("declare_schedules", Chore, [chore(status="available", attempt=3)])],
+    "not SQL expressions": [call("declare_schedules", Chore, [chore(note=Chore.task)])],
+    "not Report": [call("declare_schedules", Chore, [Report(id=1, schedule=HOURLY)])],
+    "iterable of dictionaries": [call("declare_schedules", Chore, chore())],
+    "derive it from RecurringMixin": [call("declare_schedules", Task, [{"id": 1}])],
+    "remove_missing=True": [call("declare_schedules", Chore, [], Chore.id == 1)],
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_arguments(session: Recorded, word: str) -> None:
+    for name, arguments, options in REFUSED[word]:
+        with refused(session, word):
+            getattr(session, name)(*arguments, **options)
+        assert name != "declare_schedules" or not session.in_transaction()
+        session.rollback()
+
+
+WRONG_KEYS = {
+    "empty": "",
+    "a blank at the end": "a ",
+    "a surrogate": SURROGATE,
+    "NUL": NUL,
+    "a number": 7,
+    "bytes": b"a",
+    "too long": "x" * 256,
+}
+KEYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "topic": (Mail, {}),
+    "unique_key": (Listing, {}),
+    "limit_key": (Visit, {}),
+    "stage": (Film, {}),
+    "task": (Job, {}),
+    "message_key": (Outgoing, {"payload": {}}),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_KEYS)
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_that_engines_differ_about(session: Recorded, name: str, kind: str) -> None:
+    model, others = KEYS[name]
+    row = {name: WRONG_KEYS[kind], **others}
+    with refused(session, name):
+        session.enqueue(model, [row])
+    with refused(session, name):
+        session.enqueue(model(**row))
+    session.rollback()
+    with refused(session, name):
+        session.enqueue(model, [row | {"id": 1}], on_conflict="replace")
+    session.add(task := model(**{**others, name: "cut"}))
+    session.flush()
+    setattr(task, name, WRONG_KEYS[kind])
+    with refused(session, name):
+        session.flush()
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+NOT_JSON: dict[str, tuple[Any, str]] = {
+    "NaN": (math.nan, "result is nan"),
+    "infinity": ({"a": [1, math.inf]}, "result.a.1 is inf"),
+    "bytes": ([b"x"], "result.0 is a bytes"),
+    "a set": ({1}, "result is a set"),
+    "an int as a key": ({"a": {1: 2}}, "result.a has the key 1"),
+    "None as a key": ({None: 2}, "result has the key None"),
+    "a surrogate": ([SURROGATE], "result.0 contains a NUL character or a lone surrogate"),
+    "an integer of many bits": (2**63, "result needs more than 64 bits"),
+    "an object": ({"a": object()}, "result.a is a object"),
+    "a cycle": (CYCLE, "contains itself"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JSON)
+def test_values_that_are_not_json(session: Recorded, name: str) -> None:
+    value, words = NOT_JSON[name]
+    film = session.claim(Film)
+    with refused(session, words):
+        session.complete(film, value)
+    with refused(session, "cannot be stored as JSON"):
+        session.enqueue(Job, [{"task": "a", "arguments": {"a": value}}])
+
+
+def test_options_that_no_model_can_have() -> None:
+    for option in ({"retention": ENDLESS}, {"lease": ENDLESS}):
+        with pytest.raises(ArgumentError, match="at most 100 years"):
+            QueueOptions(**option)
+    with pytest.raises(ArgumentError, match="at most 100 years"):
+        LinearBackoff(cap=ENDLESS)
+    for limit in (0, -1, 10_001, True, 1.5):
+        with pytest.raises(ArgumentError, match="give an integer from 1 to 10,000"):
+            QueueOptions(slots=Slot, limit=limit)
 
 
 def test_naive_by_add(session: Recorded) -> None:
@@ -356,6 +501,14 @@ def test_the_default_of_a_time_is_no_time_that_is_given(session: Recorded) -> No
     session.enqueue(Task, [{"available_at": default.arg}])
     assert task.status == "available"
     assert session.stats(Task)["available"] == before + 2
+
+
+def test_names_of_workers_and_functions_that_cannot_be_stored(worker: Worker) -> None:
+    for wrong in (SURROGATE, NUL, ""):
+        with pytest.raises(ArgumentError, match="name="):
+            Worker(worker.sessions, name=wrong)
+        with pytest.raises(ArgumentError, match="name="):
+            worker.task(Job, name=wrong)(len)
 
 
 @pytest.mark.parametrize("expression", ["0 0 2 * * *", "0 3 * *", "", None])

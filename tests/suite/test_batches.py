@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from sqlqueue import ArgumentError, ClaimLostError, Every, cancel, retry
+from sqlqueue import ClaimLostError, Every, cancel, retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.operations.bulk import Batch, in_batches, limited
@@ -70,19 +70,6 @@ def test_rows_that_cannot_be_changed_end_the_loop(db: Database) -> None:
 
     assert db.committed.run(limited, spec, ~is_final(spec), 2, change_nothing, among=DUE) == 0
     assert len(asked) == 1
-
-
-def test_a_limit_is_a_positive_number_and_needs_a_model(db: Database) -> None:
-    db.insert(Task, rows(1, "ready"))
-    with db.session() as session:
-        for call in CALLS.values():
-            with pytest.raises(ArgumentError, match="limit"):
-                call(session, 0)
-        task = session.claim(Task)
-        with pytest.raises(ArgumentError):
-            session.cancel(task, limit=1)
-        with pytest.raises(ArgumentError):
-            session.discard(task, error="no", limit=1)
 
 
 def test_slots_are_given_up_in_parts(db: Database) -> None:

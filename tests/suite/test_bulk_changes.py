@@ -11,9 +11,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import ArgumentError, ClaimLostError, Status
+from sqlqueue import ClaimLostError, Status
 from tests.support.harness import Database
-from tests.support.models import Account, CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
+from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
 from tests.support.rows import FUTURE, PAST, clock, load_all
 
 WAITING = ("available", "scheduled", "retryable", "running")
@@ -96,23 +96,6 @@ def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
     assert db.committed.stats(Document)["discarded"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ((Task,), {}, "requires error="),
-        ((Task, Task.id == 7), {}, "requires error="),
-        (([],), {}, "by criteria with discard"),
-        (([], "a"), {"error": "b"}, "by criteria with discard"),
-        (([], Task.id == 7), {"error": "b"}, "by criteria with discard"),
-        ((Account,), {"error": "b"}, "not a queue model"),
-        ((Task,), {"error": 7}, "give an exception or a string"),
-    ],
-)
-def test_discard_without_criteria(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        sync_db.session().discard(*arguments, **error)
-
-
 def test_prune(db: Database) -> None:
     ended = clock(db) - timedelta(days=3)
     db.insert(Task, [{"id": n, "status": s, "finished_at": ended, "available_at": ended} for n, s in enumerate(FINAL)])
@@ -122,11 +105,6 @@ def test_prune(db: Database) -> None:
         assert session.prune(Task, timedelta(days=4)) == 0
         assert session.prune(Task, older_than=timedelta(days=2)) == 3
     assert [task.id for task in load_all(db, Task)] == [10, 11, 12, 13, 20]
-
-
-def test_prune_needs_an_age(db: Database) -> None:
-    with pytest.raises(ArgumentError, match="retention"):
-        db.session().prune(Task)
 
 
 def test_stats(db: Database) -> None:

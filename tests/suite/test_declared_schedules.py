@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from sqlqueue import ArgumentError, Cron, DuplicateTaskError, Every, Worker
 from tests.suite import children
 from tests.support.harness import Actor, Database
-from tests.support.models import Chore, Report, Task
+from tests.support.models import Chore, Report
 from tests.support.processes import Processes
 from tests.support.rows import PAST, clock, count
 
@@ -244,34 +244,6 @@ def test_a_rollback_undoes_the_declaration(db: Database) -> None:
         actor.declare_schedules(Chore, [chore()])
         actor.rollback()
     assert count(db, Chore) == 0
-
-
-# -- invalid declarations ----------------------------------------------------------------------------------------------
-
-WRONG: dict[str, tuple[Any, Any, str]] = {
-    "no key": (Chore, [{"task": "x", "schedule": HOURLY}], "unique_key for each Chore"),
-    "no key to give": (Report, [{"schedule": HOURLY}], "derive the model from UniqueMixin"),
-    "twice": (Chore, [chore(), chore()], "'a' is declared twice"),
-    "no schedule": (Chore, [{"task": "x", "unique_key": "a"}], "schedule is missing"),
-    "not a schedule": (Chore, [chore(schedule="hourly")], "'hourly' is not a schedule"),
-    "not an attribute": (Chore, [chore(nots="")], "no attribute nots"),
-    "status": (Chore, [chore(status="available", attempt=3)], "leave out attempt, status"),
-    "an expression": (Chore, [chore(note=Chore.task)], "not SQL expressions"),
-    "another model": (Chore, [Report(id=1, schedule=HOURLY)], "not Report"),
-    "not a list": (Chore, chore(), "iterable of dictionaries"),
-    "not recurring": (Task, [{"id": 1}], "derive it from RecurringMixin"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_declarations_that_are_rejected(sync_db: Database, name: str) -> None:
-    model, tasks, words = WRONG[name]
-    with sync_db.session() as actor:
-        with pytest.raises(ArgumentError, match=words):
-            actor.declare_schedules(model, tasks)
-        assert not actor.in_transaction()
-        with pytest.raises(ArgumentError, match="remove_missing=True"):
-            actor.declare_schedules(Chore, [], Chore.id == 1)
 
 
 def test_a_conflicting_key_raises_an_error(db: Database) -> None:

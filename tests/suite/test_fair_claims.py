@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select
 
-from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql import picks
 from tests.support.harness import Database
@@ -75,17 +74,6 @@ def test_tasks_claimed_in_turns_are_deleted_on_completion(db: Database) -> None:
         actor.complete(actor.claim_in_turns(Spool, Spool.text, ["a", "b"], limit=2))
     with db.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(Spool.__table__)).scalar_one() == 1
-
-
-@pytest.mark.parametrize("values", ["ab", ["a", "a"], {"a"}, [["a"]]])
-def test_invalid_values(sync_db: Database, values: Any) -> None:
-    with sync_db.session() as actor, pytest.raises(ArgumentError, match="give a sequence of different values"):
-        actor.claim_in_turns(Message, Message.kind, values, limit=1)
-
-
-def test_an_unknown_attribute(sync_db: Database) -> None:
-    with sync_db.session() as actor, pytest.raises(ArgumentError, match="by='kind': give an attribute"):
-        actor.claim_in_turns(Message, "kind", ["a"], limit=1)
 
 
 # -- claims of several topics at once ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
@@ -22,21 +22,13 @@ from tests.support.workers import seen
 pytestmark = pytest.mark.asyncio_everywhere
 
 
-def claimed(db: Database, **options: Any) -> tuple[Actor, Task]:
-    """Return a session that has committed its claim."""
+def claimed(db: Database) -> tuple[Actor, Task]:
+    """Return a session that has committed its claim of a new task."""
     db.insert(Task, rows(1))
-    actor = db.session(**options)
+    actor = db.session()
     task = actor.claim(Task, claimed_by="first")
     actor.commit()
     return actor, task
-
-
-def succeed(db: Database) -> Any:
-    """End the lease, and claim the row in another session."""
-    end_leases(db)
-    task = claim(db, Task, claimed_by="second")
-    assert task is not None
-    return task
 
 
 def everything(db: Database) -> list[Any]:
@@ -59,65 +51,67 @@ def assert_lost(db: Database, actor: Actor, settling: Settling, task: Any) -> No
 
 
 # except that of the successor, the attempt is still the claim's, but the status is not
-LOSSES: dict[str, Callable[[Actor, Task], Any]] = {
-    "taken over": lambda actor, task: actor.claim(Task, claimed_by="second"),
-    "cancelled": lambda actor, task: actor.cancel(Task, Task.id == task.id),
-    "completed": lambda actor, task: actor.complete(claim_of(task)),
-    "released": lambda actor, task: actor.release(claim_of(task)),
-    "deleted": lambda actor, task: actor.delete(actor.get(Task, task.id)),
+LOSSES: dict[str, Callable[[Actor, list[Task]], Any]] = {
+    "taken over": lambda actor, tasks: actor.claim_many(Task, limit=len(tasks), claimed_by="second"),
+    "cancelled": lambda actor, tasks: actor.cancel(Task),
+    "completed": lambda actor, tasks: actor.complete([claim_of(task) for task in tasks]),
+    "released": lambda actor, tasks: actor.release([claim_of(task) for task in tasks]),
+    "deleted": lambda actor, tasks: actor.execute(delete(Task)),
 }
 
 
-@pytest.mark.parametrize("settling", VARIANTS, ids=str)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_lost_claim_by_its_instance(db: Database, settling: Settling, loss: str) -> None:
-    actor, task = claimed(db)
-    end_leases(db)
-    with db.begin() as other:
-        LOSSES[loss](other, task)
-    assert_lost(db, actor, settling, task)
+def expired(actor: Actor, task: Task) -> Task:
+    actor.expire(task)  # a reload shows the successor's attempt, which differs from the claim's
+    return task
 
 
-@every_call
-def test_a_lost_claim_by_an_expired_instance(db: Database, call: str) -> None:
-    actor, task = claimed(db, expire_on_commit=True)
-    actor.rollback()
-    succeed(db)
-    # a reload shows the successor's attempt, which differs from the claim's
-    assert_lost(db, actor, SETTLINGS[call], task)
-
-
-@every_call
-def test_a_lost_claim_by_a_refreshed_instance(db: Database, call: str) -> None:
-    actor, task = claimed(db)
-    succeed(db)
+def refreshed(actor: Actor, task: Task) -> Task:
     actor.refresh(task)
     assert (task.attempt, task.claimed_by) == (2, "second")
     assert claim_of(task).attempt == 1
-    assert_lost(db, actor, SETTLINGS[call], task)
+    return task
 
 
-@every_call
-def test_a_lost_claim_by_an_instance_of_a_closed_session(db: Database, call: str) -> None:
-    actor, task = claimed(db)
+def of_a_closed_session(actor: Actor, task: Task) -> Task:
     actor.close()
-    succeed(db)
-    assert_lost(db, db.session(), SETTLINGS[call], task)
+    return task
 
 
-@every_call
-@pytest.mark.parametrize("loss", ["taken over", "completed"])
-def test_a_lost_claim_by_its_value(db: Database, call: str, loss: str) -> None:
-    _, task = claimed(db)
+def pickled(_: Actor, task: Task) -> Any:
+    return pickle.loads(pickle.dumps(claim_of(task)))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_claim_by_its_instance(db: Database, loss: str) -> None:
+    assert_lost_in_each_way(db, loss, lambda _, task: task)
+
+
+@pytest.mark.parametrize("passed", [expired, refreshed, of_a_closed_session, pickled])
+def test_a_claim_taken_over_by_its_value_or_another_state_of_its_instance(
+    db: Database, passed: Callable[[Actor, Task], Any]
+) -> None:
+    assert_lost_in_each_way(db, "taken over", passed)
+
+
+def test_a_lost_claim_by_its_value(db: Database) -> None:
+    assert_lost_in_each_way(db, "completed", pickled)
+
+
+def assert_lost_in_each_way(db: Database, loss: str, passed: Callable[[Actor, Task], Any]) -> None:
+    """Try to settle a task in each way, with the session that has lost its claim if the instance is still in it."""
+    elsewhere = passed in (of_a_closed_session, pickled)
+    held = [claimed(db) for _ in VARIANTS]
     end_leases(db)
     with db.begin() as other:
-        LOSSES[loss](other, task)
-    assert_lost(db, db.session(), SETTLINGS[call], pickle.loads(pickle.dumps(claim_of(task))))
+        LOSSES[loss](other, [task for _, task in held])
+    for settling, (actor, task) in zip(VARIANTS, held, strict=True):
+        assert_lost(db, db.session() if elsewhere else actor, settling, passed(actor, task))
 
 
 def test_a_lost_claim_by_its_value_in_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
-    before = row(sync_db, succeed(sync_db))
+    end_leases(sync_db)
+    before = row(sync_db, claim(sync_db, Task, claimed_by="second"))
     outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLINGS)).result()
     assert outcome == dict.fromkeys(SETTLINGS, f"lost Task {(task.id,)} 1")
     assert row(sync_db, task) == before
@@ -131,20 +125,20 @@ def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Databas
     assert row(sync_db, task)["status"] == "completed"
 
 
-@pytest.mark.parametrize("by", [lambda task: task, claim_of], ids=["instance", "value"])
 @every_call
-def test_lost_claims_among_many_refuse_them_all(db: Database, call: str, by: Callable[[Any], Any]) -> None:
+def test_lost_claims_among_many_refuse_them_all(db: Database, call: str) -> None:
     db.insert(Task, rows(4))
     tasks = db.committed.claim_many(Task, limit=4)
     db.committed.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
     before = everything(db)
     actor = db.session()
-    with pytest.raises(ClaimLostError, match="and 1 more") as caught:
-        SETTLINGS[call](actor, [by(task) for task in tasks])
-    actor.rollback()
-    assert {*caught.value.claims} == {claim_of(tasks[1]), claim_of(tasks[2])}
-    assert everything(db) == before
-    SETTLINGS[call](actor, [by(tasks[0]), by(tasks[3])])
+    for given in (tasks, [claim_of(task) for task in tasks]):
+        with pytest.raises(ClaimLostError, match="and 1 more") as caught:
+            SETTLINGS[call](actor, given)
+        actor.rollback()
+        assert {*caught.value.claims} == {claim_of(tasks[1]), claim_of(tasks[2])}
+        assert everything(db) == before
+    SETTLINGS[call](actor, [tasks[0], claim_of(tasks[3])])
     actor.commit()
     assert everything(db) != before
 
@@ -159,34 +153,34 @@ def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
     assert count(db, Spool) == 1
 
 
-@every_call
-def test_an_ended_lease_that_was_not_taken_over_still_holds(db: Database, call: str) -> None:
-    actor, task = claimed(db)
+def test_an_ended_lease_that_was_not_taken_over_still_holds(db: Database) -> None:
+    held = [claimed(db) for _ in SETTLINGS]
     end_leases(db)
-    SETTLINGS[call](actor, task)
-    actor.commit()
-    assert row(db, task)["available_at"] > PAST
-    assert row(db, task)["status"] == SETTLINGS[call].changes.get("status", "running")
+    for settling, (actor, task) in zip(SETTLINGS.values(), held, strict=True):
+        settling(actor, task)
+        actor.commit()
+        assert row(db, task)["available_at"] > PAST
+        assert row(db, task)["status"] == settling.changes.get("status", "running")
 
 
 # -- what holds a claim ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settling", VARIANTS, ids=str)
-def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database, settling: Settling) -> None:
+def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
     with sync_db.begin() as session:
         task, other = session.claim_many(Task, limit=2)
         unclaimed = session.get(Task, 3)
         session.complete(task)
         with seen(sync_db, "before_cursor_execute") as statements:
-            for given in (task, [other, task]):
-                with pytest.raises(IllegalTransitionError, match="already settled: completed") as settled:
-                    settling(session, given)
-                assert settled.value.task is task
-            for given, words in ((unclaimed, "^Task 3"), ([unclaimed], "^Task 3"), (Task(), "^a new Task")):
-                with pytest.raises(IllegalTransitionError, match=f"{words} was not claimed"):
-                    settling(session, given)
+            for settling in VARIANTS:
+                for given in (task, [other, task]):
+                    with pytest.raises(IllegalTransitionError, match="already settled: completed") as settled:
+                        settling(session, given)
+                    assert settled.value.task is task
+                for given, words in ((unclaimed, "^Task 3"), ([unclaimed], "^Task 3"), (Task(), "^a new Task")):
+                    with pytest.raises(IllegalTransitionError, match=f"{words} was not claimed"):
+                        settling(session, given)
             with pytest.raises(IllegalTransitionError):
                 claim_of(task)
         assert statements == []

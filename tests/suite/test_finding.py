@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import selectinload
 
-from sqlqueue import ArgumentError, Status, utcnow
+from sqlqueue import Status, utcnow
 from sqlqueue.operations.paging import page
 from tests.support.harness import Database
 from tests.support.models import (
@@ -95,13 +95,6 @@ def test_find_among_inheriting_classes(db: Database) -> None:
         assert ids(session.find(Reminder, Reminder.about == "tea")) == [2]
         assert ids(session.find(CreditNote, CreditNote.amount == 7)) == [2]
         assert ids(session.find(Invoice)) == [1, 2]
-
-
-def test_find_needs_a_model_and_a_number(sync_db: Database) -> None:
-    with pytest.raises(ArgumentError, match="not a queue model"):
-        sync_db.session().find(Account)
-    with pytest.raises(ArgumentError, match="limit=0"):
-        sync_db.session().find(Task, limit=0)
 
 
 # -- stats and errors --------------------------------------------------------------------------------------------------

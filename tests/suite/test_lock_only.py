@@ -91,13 +91,6 @@ def test_delete_on_complete(db: Database) -> None:
         assert session.get(Spool, 1) is None
 
 
-def test_heartbeat_of_a_lock_only_claim_is_rejected(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    session = db.session()
-    with pytest.raises(IllegalTransitionError, match="no lease"):
-        session.heartbeat(session.claim(Task, lease=None))
-
-
 # -- the commit --------------------------------------------------------------------------------------------------------
 
 
