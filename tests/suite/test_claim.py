@@ -141,11 +141,15 @@ def test_a_claim_returns_at_most_limit_tasks(db: Database) -> None:
     assert len(claimed(db, limit=99)) == 2
 
 
-def test_nothing_is_claimed_twice(db: Database) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}])
+@pytest.mark.parametrize("lease", ["default", None])
+def test_nothing_is_claimed_twice(db: Database, lease: Any) -> None:
+    # SKIP LOCKED skips only rows that other transactions have locked
+    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
     with db.begin() as session:
-        assert session.claim(Task).id != session.claim(Task).id
+        tasks = [session.claim(Task, lease=lease), session.claim(Task, lease=lease), session.claim(Task)]
+        assert [task.id for task in tasks] == [1, 2, 3]
         assert session.claim(Task) is None
+        session.complete(tasks)
     assert claimed(db) == []
 
 
