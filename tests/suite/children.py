@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, create_engine, func, select
 from sqlalchemy.orm import sessionmaker
@@ -17,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 import sqlqueue
 from sqlqueue import Claim, QueueSession, Worker
 from tests.suite.settlements import SETTLINGS
-from tests.support.models import Chore, Ledger, Task, Visit
+from tests.support.models import Ledger, Task, Visit
 from tests.support.processes import Gate
 
 
@@ -109,14 +108,3 @@ def visit(gate: Gate, url: URL, directory: str) -> None:
 
     gate.wait()
     worker.run()
-
-
-def declare(gate: Gate, url: URL, declarations: Sequence[Mapping[str, Any]], remove_missing: bool) -> Any:
-    """Declare schedules as an application does when it starts, in many processes at once."""
-    engine = create_engine(url)
-    engine.connect().close()
-    gate.wait()
-    with QueueSession(engine) as session, session.begin():
-        declared = session.declare_schedules(Chore, declarations, remove_missing=remove_missing)
-    engine.dispose()
-    return declared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,9 +21,36 @@ Transaction: TypeAlias = Callable[[Callable[[Actor], T]], T]
 """Calls and commits, repeats this after a deadlock, and returns the result."""
 
 
+def concurrently(db: Database, *parts: Callable[[Actor], T]) -> list[T]:
+    """Call all `parts` at once, each with a session of its own, and return their results."""
+    barrier = Barrier(len(parts))
+
+    def run(part: Callable[[Actor], T], actor: Actor) -> T:
+        barrier.wait(10)
+        return part(actor)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(run, parts, contenders(db, len(parts))))
+
+
+def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
+    """Call it in eight transactions at once; return the result or the exception of each."""
+
+    def run(number: int, actor: Actor) -> Any:
+        try:
+            result = call(actor, number)
+            actor.commit()
+        except Exception as error:
+            actor.rollback()
+            return error
+        return result
+
+    return concurrently(db, *(partial(run, number) for number in range(1, THREADS + 1)))
+
+
 def simultaneously(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
     """Run all `parts` at once, and return the number of deadlock victims."""
-    barrier, victims = Barrier(len(parts)), []
+    victims: list[DBAPIError] = []
     adapter = adapter_for(db.session_engine.dialect)
 
     def run(part: Callable[[Transaction[Any]], object], actor: Actor) -> None:
@@ -39,9 +67,7 @@ def simultaneously(db: Database, *parts: Callable[[Transaction[Any]], object]) -
                 else:
                     return result
 
-        barrier.wait(10)
         part(transaction)
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(run, parts, contenders(db, len(parts))))
+    concurrently(db, *(partial(run, part) for part in parts))
     return len(victims)

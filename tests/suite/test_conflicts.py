@@ -6,9 +6,8 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Event
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,34 +17,16 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import DuplicateTaskError, QueueMixin, UniqueMixin
 from sqlqueue.dialects import adapter_for
+from tests.suite.simultaneous import THREADS, race
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Document, Listing
-from tests.support.rows import PAST, contenders, count, rows
+from tests.support.rows import PAST, count, rows
 
-THREADS = 8
 ROUNDS = 5
 
 
-def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
-    """Call it concurrently in eight threads, each in its own transaction; return the result or exception of each."""
-    barrier = Barrier(THREADS)
-
-    def run(actor: Actor, number: int) -> Any:
-        barrier.wait(10)
-        try:
-            call(actor, number)
-            actor.commit()
-        except Exception as error:
-            actor.rollback()
-            return error
-        return None
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(run, contenders(db, THREADS), range(1, THREADS + 1)))
-
-
 def document(db: Database) -> Document:
-    return db.committed.run(lambda session: session.scalars(select(Document)).one())
+    return db.committed.find(Document)[0]
 
 
 @pytest.mark.parametrize("how", ["rows", "instance"])

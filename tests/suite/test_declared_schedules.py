@@ -11,10 +11,9 @@ import pytest
 from sqlalchemy import select, update
 
 from sqlqueue import ArgumentError, Cron, DuplicateTaskError, Every, Worker
-from tests.suite import children
-from tests.support.harness import Actor, Database
+from tests.suite.simultaneous import race
+from tests.support.harness import Database
 from tests.support.models import Chore, Report
-from tests.support.processes import Processes
 from tests.support.rows import PAST, clock, count
 
 HOUR = timedelta(hours=1)
@@ -39,15 +38,10 @@ def found(db: Database, key: str = "a") -> dict[str, Any]:
         return dict(connection.execute(select(chores).where(mine)).mappings().one())
 
 
-def do(db: Database, act: Callable[[Actor], Any]) -> Any:
-    with db.begin() as actor:
-        return act(actor)
-
-
 def run_now(db: Database) -> Any:
     """Claim the only chore."""
     db.execute(update(Chore.__table__).values(available_at=PAST))
-    return do(db, lambda actor: actor.claim(Chore))
+    return db.committed.claim(Chore)
 
 
 # -- what is declared -------------------------------------------------------------------------------------------------
@@ -102,7 +96,7 @@ def test_a_run_in_progress_continues(db: Database, by: str) -> None:
     changed = chore(schedule=DAILY, limit_key="y", note="new") if by == "another deployment" else chore()
     assert declare(db, changed) == {"updated" if by == "another deployment" else "unchanged": ("a",)}
     assert (found(db)["status"], found(db)["limit_key"]) == ("running", "x")
-    do(db, lambda actor: actor.complete(run))
+    db.committed.complete(run)
     interval = 24 * HOUR if by == "another deployment" else HOUR
     assert found(db)["status"] == "scheduled"
     assert found(db)["available_at"] > clock(db)
@@ -114,15 +108,15 @@ def test_a_run_in_progress_continues(db: Database, by: str) -> None:
 # -- stopped schedules ----------------------------------------------------------------------------------------
 
 STOPS: dict[str, Callable[[Database], object]] = {
-    "cancelled": lambda db: do(db, lambda actor: actor.cancel(Chore)),
-    "unscheduled": lambda db: do(db, lambda actor: actor.unschedule(Chore)),
-    "discarded": lambda db: (run := run_now(db), do(db, lambda actor: actor.discard(run, "no"))),
-    "cancelled while it ran": lambda db: (run_now(db), do(db, lambda actor: actor.cancel(Chore))),
-    "unscheduled while it ran": lambda db: (run_now(db), do(db, lambda actor: actor.unschedule(Chore))),
+    "cancelled": lambda db: db.committed.cancel(Chore),
+    "unscheduled": lambda db: db.committed.unschedule(Chore),
+    "discarded": lambda db: (run := run_now(db), db.committed.discard(run, "no")),
+    "cancelled while it ran": lambda db: (run_now(db), db.committed.cancel(Chore)),
+    "unscheduled while it ran": lambda db: (run_now(db), db.committed.unschedule(Chore)),
     "and that run has ended": lambda db: (
         run := run_now(db),
-        do(db, lambda actor: actor.unschedule(Chore)),
-        do(db, lambda actor: actor.complete(run)),
+        db.committed.unschedule(Chore),
+        db.committed.complete(run),
     ),
 }
 
@@ -136,7 +130,7 @@ def test_schedules_stopped_by_hand_stay_stopped(db: Database, how: str, caplog: 
         assert declare(db, chore(schedule=DAILY), remove_missing=True) == {"stopped": ("a",)}
     assert "reschedule() restarts them" in caplog.text
     assert found(db) == before
-    do(db, lambda actor: actor.reschedule(Chore, schedule=HOURLY))
+    db.committed.reschedule(Chore, schedule=HOURLY)
     assert declare(db, chore(schedule=DAILY)) == {"updated": ("a",)}
 
 
@@ -144,13 +138,13 @@ def test_a_run_that_failed_in_every_attempt_is_not_stopped(db: Database) -> None
     declare(db, chore())
     for _ in range(2):
         run = run_now(db)
-        do(db, lambda actor, run=run: actor.fail(run, "no luck"))
+        db.committed.fail(run, "no luck")
     assert declare(db, chore()) == {"unchanged": ("a",)}
     assert (found(db)["status"], found(db)["error"]) == ("scheduled", "no luck")
 
 
 def test_an_ordinary_task_of_the_same_key_does_not_begin_to_recur(db: Database) -> None:
-    do(db, lambda actor: actor.enqueue(Chore, [{"unique_key": "a", "task": "app.chore"}]))
+    db.committed.enqueue(Chore, [{"unique_key": "a", "task": "app.chore"}])
     assert declare(db, chore()) == {"stopped": ("a",)}
     assert (found(db)["status"], found(db)["schedule"]) == ("available", None)
 
@@ -169,7 +163,7 @@ def test_a_removed_schedule_can_be_declared_again(db: Database, running: bool) -
     assert declare(db, remove_missing=True) == {}
     assert declare(db, chore(note="back")) == {"created": ("a",)}
     if run is not None:
-        do(db, lambda actor: actor.complete(run))
+        db.committed.complete(run)
     assert (found(db)["status"], found(db)["error"], found(db)["note"]) == ("scheduled", None, "back")
     assert found(db)["available_at"] > clock(db)
 
@@ -178,7 +172,7 @@ def test_a_removed_run_is_not_followed_by_another(db: Database) -> None:
     declare(db, chore())
     run = run_now(db)
     declare(db, chore("b"), remove_missing=True)
-    do(db, lambda actor: actor.complete(run))
+    db.committed.complete(run)
     assert found(db)["status"] == "completed"
     assert declare(db, chore()) == {"created": ("a",)}
     assert found(db)["status"] == "scheduled"
@@ -190,7 +184,7 @@ def test_tasks_of_others_are_not_removed(db: Database) -> None:
         {"task": "app.chore", "unique_key": "once"},
         chore("theirs", note="theirs"),
     ]
-    do(db, lambda actor: actor.enqueue(Chore, others))
+    db.committed.enqueue(Chore, others)
     ours = Chore.note.is_(None)
     assert declare(db, chore(), remove_missing=True) == {"created": ("a",), "removed": ("theirs",)}
     declare(db, chore("theirs", note="theirs"))
@@ -206,22 +200,16 @@ def test_tasks_of_others_are_not_removed(db: Database) -> None:
 # -- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_declare_at_once(sync_db: Database, processes: Processes) -> None:
+def test_eight_sessions_declare_at_once(sync_db: Database) -> None:
+    """As the processes of an application do when it starts."""
     keys = [f"chore {n}" for n in range(12)]
-    declarations = [[chore(key) for key in keys], [chore(key, DAILY, note="new") for key in reversed(keys[6:])]]
-    for round_, declared in enumerate(declarations):
-        starting = [processes.spawn(children.declare, sync_db.url, declared, bool(round_)) for _ in range(8)]
-        for child in starting:
-            child.wait_until_arrived()
-        for child in starting:
-            child.let_pass()
-        done = [child.result() for child in starting]
-        if round_ == 0:
-            assert sorted(key for each in done for key in each.created) == sorted(keys)
-            assert all(sorted(each.created + each.unchanged) == sorted(keys) for each in done)
-        else:
-            assert all(sorted(each.updated + each.unchanged) == sorted(keys[6:]) for each in done)
-            assert sorted(key for each in done for key in each.removed) == sorted(keys[:6])
+    first, second = [chore(key) for key in keys], [chore(key, DAILY, note="new") for key in reversed(keys[6:])]
+    done = race(sync_db, lambda actor, _: actor.declare_schedules(Chore, first))
+    assert sorted(key for each in done for key in each.created) == sorted(keys)
+    assert all(sorted(each.created + each.unchanged) == sorted(keys) for each in done)
+    done = race(sync_db, lambda actor, _: actor.declare_schedules(Chore, second, remove_missing=True))
+    assert all(sorted(each.updated + each.unchanged) == sorted(keys[6:]) for each in done)
+    assert sorted(key for each in done for key in each.removed) == sorted(keys[:6])
     assert count(sync_db, Chore) == 12
     assert [found(sync_db, key)["schedule"] for key in keys[6:]] == ["P1DT0S"] * 6
     assert {found(sync_db, key)["status"] for key in keys[:6]} == {"cancelled"}
