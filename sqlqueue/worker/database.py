@@ -6,11 +6,12 @@ import asyncio
 import random
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -23,7 +24,7 @@ from ..dialects.base import Adapter
 from ..dialects.connections import Listener, as_driver_error
 from ..queue.spec import QueueSpec
 from ..transaction import check_engine
-from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse, observe, write_in_turn
+from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, NoResponse, observe, write_in_turn
 from .reports import Liveness, Reports
 from .threads import DaemonThreads, Underway
 
@@ -152,24 +153,24 @@ Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
 
-class Database(Protocol):
-    """Runs a worker's own transactions."""
+class Database(ABC):
+    """Runs a worker's own transactions, through plain or asyncio sessions."""
 
-    @property
-    def is_async(self) -> bool:
-        """Whether the sessions are asyncio sessions."""
-        ...
+    is_async: ClassVar[bool]
 
-    @property
-    def engines(self) -> Collection[Engine]:
+    def __init__(self, sessions: Any, liveness: Liveness) -> None:
+        self._sessions = sessions
+        self._liveness = liveness
+        self._underway = Underway()
+        self.engines: set[Engine] = set()
         """The engines that :meth:`engine` has returned."""
-        ...
 
     @property
     def stuck(self) -> int:
         """The number of threads that wait for the database and cannot be woken."""
-        ...
+        return 0
 
+    @abstractmethod
     async def run(self, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a new session and transaction, commit, and return its result, detached.
 
@@ -178,57 +179,74 @@ class Database(Protocol):
         At most :data:`MAX_TRANSACTIONS` run at a time.  Cancelling the caller does not interrupt the transaction: an
         interrupted driver would leave work behind on an event loop that is about to be closed.
         """
-        ...
 
-    def engine(self, spec: QueueSpec) -> Engine:
-        """Return the engine of the tasks of ``spec``."""
-        ...
-
+    @abstractmethod
     def own(self) -> OwnConnections:
         """Return connections for the calling thread only, outside the application's pool."""
-        ...
 
     def open(self) -> tuple[Any, Session]:
         """Return a new session, as the application configures it, and its sync session."""
-        ...
+        session = self._sessions()
+        return session, session.sync_session if self.is_async else session
+
+    def engine(self, spec: QueueSpec) -> Engine:
+        """Return the engine of the tasks of ``spec``.  Raises :class:`.ConfigurationError` if a worker cannot use
+        it."""
+        session = self.open()[1]
+        check_engine(session, spec, spec.selecting)
+        bind = session.get_bind(**spec.bind_arguments)
+        if isinstance(bind, Connection):
+            text = "a worker needs sessions bound to an engine, not to a connection"
+            raise ConfigurationError(text, model=spec.entity)
+        if has_one_connection(bind):
+            raise ConfigurationError(
+                "a worker needs a connection for each of its threads, which an in-memory database does not offer: use a"
+                " file",
+                model=spec.entity,
+            )
+        self.engines.add(bind)
+        return bind
 
     async def end(self, timeout: float) -> None:
         """Wait ``timeout`` seconds for what :meth:`run` has started, then cancel it as far as possible."""
-        ...
+        await self._underway.end(timeout)
 
+    @abstractmethod
     async def dispose(self, engines: Iterable[Engine]) -> None:
         """Close the connections that belong to the event loop, which is about to end."""
-        ...
 
 
-class OwnConnections(Protocol):
+class OwnConnections(ABC):
     """Connections of one thread, which never waits for those of other threads.
 
     Their pools are copies of the application's pools, so the application's connection events and settings apply.
     """
 
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._engines: dict[Engine, Engine] = {}
+
+    @abstractmethod
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a new transaction, and commit it.  The deadline is as for :meth:`.Database.run`."""
-        ...
 
+    @abstractmethod
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false.
 
         Raises :class:`.NoResponse` if the connection has become silent.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connections.  Called on the thread that uses them."""
-        ...
 
-
-def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
-    """Return the copy of ``engine`` with its own pool that ``engines`` holds, creating it if needed."""
-    if engine not in engines:
-        engines[engine] = own = with_own_pool(engine)
-        write_in_turn(own)
-    return engines[engine]
+    def _own(self, engine: Engine) -> Engine:
+        """Return the copy of ``engine`` with its own pool."""
+        if engine not in self._engines:
+            self._engines[engine] = own = with_own_pool(engine)
+            write_in_turn(own)
+        return self._engines[engine]
 
 
 def bound_engines(sessions: Sessions) -> list[Engine]:
@@ -237,21 +255,6 @@ def bound_engines(sessions: Sessions) -> list[Engine]:
     binds = (sessions.kw.get("bind"), *(sessions.kw.get("binds") or {}).values())
     # an AsyncEngine wraps an Engine
     return [each for each in (getattr(bind, "sync_engine", bind) for bind in binds) if isinstance(each, Engine)]
-
-
-def engine_of(session: Session, spec: QueueSpec) -> Engine:
-    """Return the engine of ``spec``.  Raises :class:`.ConfigurationError` if a worker cannot use it."""
-    check_engine(session, spec, spec.selecting)
-    bind = session.get_bind(**spec.bind_arguments)
-    if isinstance(bind, Connection):
-        raise ConfigurationError("a worker needs sessions bound to an engine, not to a connection", model=spec.entity)
-    if has_one_connection(bind):
-        raise ConfigurationError(
-            "a worker needs a connection for each of its threads, which an in-memory database does not offer: use a"
-            " file",
-            model=spec.entity,
-        )
-    return bind
 
 
 # -- connections that several threads share ---------------------------------------------------------------------------
@@ -302,79 +305,56 @@ class SharedConnections:
 # -- the worker's transactions through plain sessions, in threads -----------------------------------------------------
 
 
-class SyncDatabase:
-    """A :class:`.Database` of plain sessions, which runs them in threads."""
+class SyncDatabase(Database):
+    """Runs transactions of plain sessions in threads."""
 
     is_async = False
 
     def __init__(self, sessions: sessionmaker[Any], liveness: Liveness) -> None:
-        self._sessions = sessions
-        self._liveness = liveness
-        self.engines: set[Engine] = set()
+        super().__init__(sessions, liveness)
         self._threads = _Callers(MAX_TRANSACTIONS, "database", liveness)
         self._all_threads = weakref.WeakSet([self._threads])
-        self._underway = Underway()
 
     @property
     def stuck(self) -> int:
-        """The number of threads whose calls were abandoned and have not returned."""
         return sum(threads.stuck for threads in tuple(self._all_threads))
 
     async def run(self, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a transaction on a thread, see :meth:`.Database.run`."""
         make = partial(self._sessions, expire_on_commit=False)
         future = self._threads.transact(make, work, within, self.engines)
         return await self._underway.until(asyncio.wrap_future(future))
 
-    def open(self) -> tuple[Any, Session]:
-        """Return a new session, twice: it is its own sync session."""
-        session = self._sessions()
-        return session, session
-
-    def engine(self, spec: QueueSpec) -> Engine:
-        """Return the engine of a queue, see :meth:`.Database.engine`."""
-        with self._sessions() as session:
-            engine = engine_of(session, spec)
-        self.engines.add(engine)
-        return engine
-
     def own(self) -> SyncConnections:
-        """Return connections for one thread."""
         own = SyncConnections(self._liveness)
         self._all_threads.add(own.threads)
         return own
 
     async def end(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for transactions that are under way, and end the threads."""
-        await self._underway.end(timeout)
+        await super().end(timeout)
         self._threads.shutdown()
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         """Do nothing: plain connections do not belong to an event loop."""
 
 
-class SyncConnections:
-    """:class:`.OwnConnections` of plain sessions."""
+class SyncConnections(OwnConnections):
+    """Connections of plain sessions."""
 
     def __init__(self, liveness: Liveness) -> None:
-        self._liveness = liveness
-        self._engines: dict[Engine, Engine] = {}
+        super().__init__(liveness)
         self.threads = _Callers(1, "own", liveness)
         """Separate threads, so that the caller's thread can continue if one is stuck."""
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a transaction on a connection to ``engine``, within a deadline."""
-        own = own_engine(self._engines, engine)
         try:
-            return self.threads.transact(partial(Session, own), work, within, (engine,)).result()
+            return self.threads.transact(partial(Session, self._own(engine)), work, within, (engine,)).result()
         except NoResponse:
             self._engines.clear()  # a thread that is stuck keeps its place in the pool
             raise
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
-        """Listen for notifications until the listener is stopped or the connection is lost."""
         with Deadline(PROBE_WITHIN, (engine,), is_async=False) as deadline:
-            pooled = own_engine(self._engines, engine).raw_connection()
+            pooled = self._own(engine).raw_connection()
             connection = pooled.driver_connection
             try:
                 listener.listen(connection)
@@ -389,7 +369,6 @@ class SyncConnections:
                 pooled.invalidate()  # it is still listening
 
     def close(self) -> None:
-        """Close the connections and end the threads."""
         for engine in self._engines.values():
             engine.dispose()
         self.threads.shutdown()
@@ -416,7 +395,7 @@ class _Callers(DaemonThreads):
         def on_stuck() -> None:
             self.abandon(future, NoResponse(within))
 
-        deadline = LibraryDeadline(within, self._liveness, engines, is_async=False, on_stuck=on_stuck)
+        deadline = Deadline(within, engines, is_async=False, liveness=self._liveness, on_stuck=on_stuck)
         future = self.submit(run)
         return future
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from datetime import timedelta
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from .._support.processes import Socket, keep_alive
@@ -53,32 +53,8 @@ class CheckedOut:
         self._proxy.detach()
 
 
-class Owner(Protocol):
-    """Code that checks connections out of a pool and back in."""
-
-    @property
-    def call_limit(self) -> timedelta | None:
-        """The time limit of a single call of the driver, or ``None``."""
-        ...
-
-    def checked_out(self, key: object, connection: CheckedOut | None) -> None:
-        """Called at checkout.  ``connection`` is ``None`` without a network, where only locks can delay a response."""
-        ...
-
-    def checked_in(self, key: object) -> None:
-        """Called at checkin."""
-        ...
-
-    def writes(self, turn: FairLock, *, is_async: bool) -> None:
-        """Hold ``turn`` until a connection is checked in.  Called before each statement that writes.
-
-        ``is_async``: whether the connection's driver is asynchronous, so that the caller runs in a greenlet.
-        """
-        ...
-
-
-owner: ContextVar[Owner | None] = ContextVar("sqlqueue.owner", default=None)
-"""The owner that checks out connections in this thread, or in this chain of coroutines."""
+owner: ContextVar[Deadline | None] = ContextVar("sqlqueue.owner", default=None)
+"""The deadline of what checks out connections in this thread, or in this chain of coroutines."""
 _single_writers: dict[Hashable, FairLock] = {}
 """For each database that allows one writer at a time, the lock for a turn to write in this process."""
 _tracked: weakref.WeakKeyDictionary[Engine, _TrackedPool] = weakref.WeakKeyDictionary()
@@ -101,8 +77,8 @@ def observe(engine: Engine) -> None:
 
 
 def track(engine: Engine, within: timedelta) -> None:
-    """Report connections of ``engine`` to their owners, and make the kernel close those that have been dead for
-    ``within``.
+    """Report connections of ``engine`` to the deadlines of their users, and make the kernel close those that have been
+    dead for ``within``.
 
     The driver abandons a connection attempt after that time, or after :data:`CONNECT`, unless the application has set a
     limit: nothing else can end the wait, which occupies a thread and a place in the pool.
@@ -114,7 +90,7 @@ def track(engine: Engine, within: timedelta) -> None:
 
 
 def write_in_turn(engine: Engine) -> None:
-    """Make owners take turns writing to a database that allows one writer at a time.
+    """Make transactions with a deadline take turns writing to a database that allows one writer at a time.
 
     The database itself makes writers poll, with growing pauses: of many threads, most would sleep while nothing is
     written.
@@ -125,10 +101,10 @@ def write_in_turn(engine: Engine) -> None:
         return
     lock = _single_writers.setdefault(written, FairLock())
 
-    def before_execution(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
+    def before_execution(_: object, cursor: object, statement: str, *rest: object) -> None:
         owned_by = owner.get()
         if owned_by is not None and connections.begins_to_write(statement):
-            owned_by.writes(lock, is_async=connection.dialect.is_async)
+            owned_by.writes(lock)
 
     def on_error(failed: ExceptionContext) -> None:
         if failed.is_disconnect and failed.connection is not None and not failed.connection.invalidated:
@@ -279,38 +255,47 @@ class Deadline:
     Raises :class:`NoResponse`, from the driver's error, if that has happened.
     """
 
-    call_limit: timedelta | None = None
-
     def __init__(
         self,
         within: timedelta,
         engines: Collection[Engine],
         *,
         is_async: bool,
+        liveness: Liveness | None = None,
         on_stuck: Callable[[], object] | None = None,
     ) -> None:
         """``engines``: those whose connections the transaction may check out.
+
+        ``liveness``: given if all statements are the library's own, which show whether the database responds.
 
         ``on_stuck`` is called if its thread does not end although its connections are shut down, or if it has none.
         """
         self._within = within
         self._engines = engines
         self._task = asyncio.current_task() if is_async else None
+        self._liveness = liveness
         self._on_stuck = on_stuck
+        # a driver's own limit takes effect after the deadline
+        self.call_limit = None if liveness is None else within + timedelta(seconds=2 * TICK)
+        """The time limit of a single call of the driver, or ``None``."""
         self._connections: dict[object, CheckedOut] = {}
         self._turn: FairLock | None = None
         self._is_suspended = self._is_suspected = self._is_silent = self._is_over = False
         self._is_limited = True
-        self._token: Token[Owner | None] | None = None
+        self._token: Token[Deadline | None] | None = None
         self.expires_at: float | None = None
 
     def __enter__(self) -> Self:
+        if self._liveness is not None:
+            self._liveness.missed()
         self._token = owner.set(self)
         self._expect(self._within)
         _deadline_thread.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and self._liveness is not None:
+            self._liveness.reached()
         self._is_over = True
         self._end_turn()
         _deadline_thread.remove(self)
@@ -320,7 +305,7 @@ class Deadline:
             raise NoResponse(self._within) from error
 
     def checked_out(self, key: object, connection: CheckedOut | None) -> None:
-        """Add a connection, or lift all deadlines for one without a network.
+        """Add a connection, or lift all deadlines if there is none: without a network, only locks can delay a response.
 
         Raises :class:`NoResponse` if the deadline has passed.
         """
@@ -335,8 +320,8 @@ class Deadline:
         self._connections.pop(key, None)
         self._end_turn()
 
-    def writes(self, turn: FairLock, *, is_async: bool) -> None:
-        """Wait for the turn to write, unless it is held already."""
+    def writes(self, turn: FairLock) -> None:
+        """Wait for the turn to write, unless it is held already, and hold it until a connection is checked in."""
         if self._turn is None and turn.acquire(WRITE_WAIT, is_async=self._task is not None):
             self._turn = turn
 
@@ -420,32 +405,6 @@ class Deadline:
     def _expect(self, within: timedelta) -> None:
         if self._is_limited:
             self.expires_at = time.monotonic() + within.total_seconds()
-
-
-class LibraryDeadline(Deadline):
-    """A deadline for a transaction with the library's own statements only, which show whether the database responds."""
-
-    def __init__(
-        self,
-        within: timedelta,
-        liveness: Liveness,
-        engines: Collection[Engine],
-        *,
-        is_async: bool,
-        on_stuck: Callable[[], object] | None = None,
-    ) -> None:
-        super().__init__(within, engines, is_async=is_async, on_stuck=on_stuck)
-        self.call_limit = within + timedelta(seconds=2 * TICK)  # a driver's own limit takes effect after the deadline
-        self._liveness = liveness
-
-    def __enter__(self) -> Self:
-        self._liveness.missed()
-        return super().__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            self._liveness.reached()
-        super().__exit__(kind, error, traceback)
 
 
 class _DeadlineThread:
