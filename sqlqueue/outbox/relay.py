@@ -18,6 +18,7 @@ from .._support.errors import ArgumentError
 from .._support.texts import error_text, logger_of
 from ..dialects import adapter_for
 from ..operations import brief
+from ..queue.spec import Where
 from ..transaction import default_claimer
 from ..worker import (
     COMPLETED,
@@ -27,8 +28,6 @@ from ..worker import (
     Handler,
     Job,
     Outcome,
-    Poller,
-    Readiness,
     Reports,
     Sessions,
     Worker,
@@ -151,19 +150,14 @@ def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:
 class RelayFetcher(BaseFetcher):
     """Publishes batches one after the other; the next is claimed after the outcomes of the last are written."""
 
-    slots = 1
-
     def __init__(self, handler: Handler, context: WorkerContext, delivery: Delivery) -> None:
-        self._handler = handler
-        self._context = context
+        super().__init__(handler, context)
         self._delivery = delivery
-        self._poller = Poller(handler, context)
-        self._draining = self._busy = False
+        self._busy = False
         self._free = asyncio.Event()
         self._free.set()
         self._jobs: Sequence[Job] = ()
         self._publishing: asyncio.Task[None] | None = None
-        self._readiness = Readiness(handler, context)
 
     @property
     def is_idle(self) -> bool:
@@ -181,9 +175,9 @@ class RelayFetcher(BaseFetcher):
 
     def drain(self) -> None:
         """Stop claiming, and stop calling the publisher."""
-        self._draining = self._delivery.stopping = True
+        self._delivery.stopping = True
+        super().drain()
         self._free.set()
-        self._poller.close()
 
     def abandon(self, reason: str) -> None:
         """Cancel a publishing coroutine, or abandon a publishing thread, and release messages without an outcome."""
@@ -199,7 +193,7 @@ class RelayFetcher(BaseFetcher):
 
     async def run(self) -> None:
         """Claim and publish until :meth:`drain`, through outages of the database."""
-        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self._handler))
+        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self.handler))
 
     async def _turn(self) -> None:
         await self._free.wait()
@@ -217,30 +211,15 @@ class RelayFetcher(BaseFetcher):
         if self._jobs:
             await self._settle(outcomes)
             self._poller.refresh()
-            await self._readiness.now_and_then()
+            await self._poller.promote()
         elif not self._draining:
             await self._poller.wait()
 
     async def _claim(self) -> Sequence[Job]:
-        where, handler = self._context.paused.where(self._handler.spec), self._handler
+        where = self._context.paused.where(self.handler.spec)
         if where is None:
             return ()
-        entity: Any = handler.entity
-        claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
-
-        def take(session: Session) -> Sequence[Any]:
-            found = claim(session, entity, *where)
-            if self._context.note_claim(handler, session):
-                self._poller.refresh()
-            return found
-
-        messages = await self._context.database.run(take, transaction_limit(handler.lease))
-        jobs = [Job(handler, message) for message in messages]
-        if jobs:
-            self._context.reports.claimed(jobs)
-        for job in jobs:
-            self._context.in_flight.add(job)
-        return jobs
+        return await self._claimed(lambda session: _claim(session, self.handler, where, self._context.name))
 
     async def _publish(self, outcomes: dict[Job, Outcome]) -> None:
         self._publishing = asyncio.create_task(self._delivery.deliver(self._jobs, outcomes))
@@ -253,8 +232,13 @@ class RelayFetcher(BaseFetcher):
 
     async def _settle(self, outcomes: dict[Job, Outcome]) -> None:
         """Write all outcomes in one transaction, so that the messages of a key change together."""
-        completer = self._context.completers[self._handler.spec]
+        completer = self._context.completers[self.handler.spec]
         await completer.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])
+
+
+def _claim(session: Session, handler: Handler, where: Sequence[Where], claimer: str) -> Sequence[Any]:
+    entity: Any = handler.entity
+    return claim_messages(session, entity, *where, limit=handler.batch, lease=handler.lease, claimed_by=claimer)
 
 
 # -- the relay: a worker that publishes the messages of an outbox -----------------------------------------------------
@@ -315,7 +299,6 @@ class Relay(Worker):
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self._reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
         self._within = transaction_limit(handler.lease)
-        self._entity = entity
         self.handlers.append(self._outbox)  # for code that treats it as a plain handler, such as sqlqueue.testing
 
     def relay_once(self) -> int:
@@ -329,14 +312,9 @@ class Relay(Worker):
     async def serve_once(self) -> int:
         """Publish one batch like :meth:`relay_once`, in the running event loop of the application."""
         handler, outcomes = self._outbox, dict[Job, Outcome]()
-        claim = partial(
-            claim_messages,
-            limit=handler.batch,
-            lease=handler.lease,
-            claimed_by=self._settings.name or default_claimer(),
-        )
         track(self._database.engine(handler.spec), self._within)
-        messages = await self._database.run(lambda session: claim(session, self._entity), self._within)
+        claimer = self._settings.name or default_claimer()
+        messages = await self._database.run(lambda session: _claim(session, handler, (), claimer), self._within)
         jobs = [Job(handler, message) for message in messages]
         delivery = self._deliver()
         try:

@@ -270,15 +270,10 @@ class SQLTaskScheduler:
             worker.stop(at_once=at_once)
 
     async def _serve_with_signals(self) -> None:
-        with handling_signals(self._signalled):
+        with handling_signals(self.stop):
             async with asyncio.TaskGroup() as group:
                 for database in self._databases:
                     group.create_task(self._serve(database))
-
-    def _signalled(self) -> None:
-        self._stopped = True
-        for worker in self._workers:
-            worker._signalled()
 
     async def _serve(self, database: SQLTaskDatabase) -> None:
         engine = create_engine(database.url)

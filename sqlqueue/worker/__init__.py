@@ -4,11 +4,11 @@ It claims and settles by the functions in :mod:`sqlqueue.operations`, as applica
 import what they need from here, including names that are not public; a contract of import-linter forbids the modules.
 """
 
-from .context import BaseFetcher, WorkerContext
+from .context import WorkerContext
 from .database import Sessions, growing_pauses, keep_running, passes
 from .deadlines import CONNECT, UNREACHABLE, track, transaction_limit
 from .executor import call_handler
-from .fetcher import Poller, Readiness
+from .fetcher import BaseFetcher
 from .handlers import Handler, handler_of, is_coroutine
 from .jobs import (
     COMPLETED,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..dialects.base import Adapter
 from ..transaction import channel_of, spread
-from .database import Backoff, Database, passes, until_success
+from .database import Backoff, Database, until_success
 from .deadlines import transaction_limit
 from .jobs import InFlight, Job, Outcome, Written, plain_failure, write_what_is_free
 from .reports import Reports
@@ -89,8 +89,9 @@ class Completer:
         if not batch:
             return
         try:
-            backoff = Backoff(f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._adapter)
-            written = await until_success(lambda: self._settle(batch), backoff, self.may_pass)
+            what = f"settle {batch[0].job.claim.entity.__name__}"
+            backoff = Backoff(what, self._reports, self._adapter, writes_rows=True)
+            written = await until_success(lambda: self._settle(batch), backoff)
         except Exception as error:
             await self._write_each(batch, error)
             return
@@ -103,11 +104,6 @@ class Completer:
                 self._in_flight.remove(job)
         spread({channel_of(job.handler.spec) for job, outcome, _ in batch if outcome.kind in WAITING})
         self._postpone(locked)
-
-    def may_pass(self, error: BaseException) -> bool:
-        """Return whether a write to a row of this queue can succeed later."""
-        # the rejection by a trigger or a constraint may be an operational error too, and would never pass
-        return passes(error, self._adapter) and not self._adapter.connections.is_rejection(error)
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome, _ in batch]

@@ -1,20 +1,18 @@
-"""What the parts of a running worker share, and the suspects that run apart."""
+"""What the parts of a running worker share."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from functools import cached_property
 from threading import Event
+from typing import Any
 
 from sqlalchemy.orm import Session
 
-from .._support.errors import ArgumentError, WorkerTokens
+from .._support.errors import WorkerTokens
 from .._support.texts import ascii_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
@@ -22,203 +20,126 @@ from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
 from ..operations.unreadable import unreadable_rows
 from ..queue.spec import QueueSpec, Where
-from .children import Children, IsolatedExecutor
+from ..transaction import default_claimer
+from .children import Children
 from .completer import Completer
-from .database import Backoff, Database, keep_running
-from .executor import Done, StartedTasks, ThreadPool
-from .handlers import Handler
+from .database import Backoff, Database
+from .deadlines import track, transaction_limit
+from .executor import StartedTasks
+from .handlers import Handler, Settings, handled_specs, is_importable, place_of
+from .heartbeat import BEATS
 from .jobs import InFlight
 from .news import PausedQueues
-from .reports import Reports, logger
+from .reports import STALLED, Reports
+from .threads import soon
 
-# -- the interface between fetchers and the other parts of a run ------------------------------------------------------
+# -- requests to stop a run: after its grace period, without waiting, or once its running handlers have ended ---------
 
 
-class BaseFetcher(ABC):
-    """Claims the tasks of one handler, and has the handler called.  All methods must be called on the event loop of the
-    run."""
+class StopRequest:
+    """Whether a run is to stop, and how long it waits for running handlers.
 
-    slots: int
-    """How many calls run at a time."""
+    Created on the event loop of the run.  :meth:`make` may be called on any thread.
+    """
 
-    @abstractmethod
-    async def run(self) -> None:
-        """Claim until :meth:`drain`, through outages of the database."""
+    def __init__(self, grace: timedelta) -> None:
+        self.grace = grace.total_seconds()
+        """Seconds for which running handlers may continue after the request."""
+        self._loop = asyncio.get_running_loop()
+        self._made, self._immediate = asyncio.Event(), asyncio.Event()
+        self._deadline = math.inf
+        """When running handlers are abandoned, by the loop's time."""
+        self._drains = False
+        """Whether handlers may run however long they take."""
 
-    @abstractmethod
+    def make(self, *, at_once: bool) -> None:
+        """Request a stop after the grace period, which begins now, or with ``at_once`` one without waiting."""
+        soon(self._loop, self._begin_grace)
+        soon(self._loop, self._made.set)
+        if at_once:
+            soon(self._loop, self._immediate.set)
+
     def drain(self) -> None:
-        """Claim nothing more; running tasks continue."""
+        """Request a stop once all running handlers have ended, however long they take."""
+        self._drains = True
+        self._made.set()
+
+    async def wait(self) -> None:
+        """Wait for a request."""
+        await self._made.wait()
+
+    def begin(self) -> None:
+        """Record that the run is stopping, whatever the reason: the grace period begins, unless the run drains."""
+        if not self._drains:
+            self._begin_grace()
 
     @property
-    @abstractmethod
-    def is_idle(self) -> bool:
-        """Whether no task is held and no claim is under way."""
+    def is_immediate(self) -> bool:
+        """Whether the run is to end without waiting."""
+        return self._immediate.is_set()
 
     @property
-    def is_still(self) -> bool:
-        """Whether nothing that it has started is running, apart from suspects."""
-        return self.is_idle
+    def gives_up_handlers(self) -> bool:
+        """Whether running handlers have no time left."""
+        return self.is_immediate or self._loop.time() >= self._deadline
 
-    @abstractmethod
-    def hold(self) -> None:
-        """Start no further tasks until :meth:`resume`."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """Start tasks again after :meth:`hold`."""
-
-    @abstractmethod
-    def resize(self, slots: int) -> None:
-        """Run ``slots`` calls at a time from now on.  Running calls continue."""
-
-    @abstractmethod
-    def abandon(self, reason: str) -> None:
-        """Stop running tasks as far as possible."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give up the remaining tasks, and end the threads."""
+    def _begin_grace(self) -> None:
+        self._deadline = min(self._deadline, self._loop.time() + self.grace)
 
 
-# -- how long calls of a handler take, which decides how many tasks are claimed at a time -----------------------------
-
-_SHORTEST = 1e-6
+# -- the settings and services that the parts of one run share --------------------------------------------------------
 
 
-class CallDurations:
-    """The mean duration of a handler's calls, in which recent calls weigh more."""
-
-    def __init__(self) -> None:
-        self._mean: float | None = None
-
-    def add(self, seconds: float | None) -> None:
-        """Take the duration of a call into account; ``None`` if it was never started.  Thread-safe."""
-        if seconds is not None:
-            self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
-
-    def calls_within(self, seconds: float) -> int:
-        """Return how many calls, one after another, end within ``seconds``; 0 as long as none has ended."""
-        return 0 if self._mean is None else int(seconds / max(self._mean, _SHORTEST))
-
-
-# -- runs suspects: tasks that may have crashed a process. Each runs alone, so that the next crash has one cause ------
-
-PLACES = 4
-"""The number of suspects of one handler that run at a time, in child processes."""
-TICK = 0.005
-"""Seconds between two checks whether the running tasks have ended."""
-
-
-class SuspectProcesses:
-    """Child processes for the suspects of one handler, each for one of them at a time."""
-
-    def __init__(self, children: Children, executor: IsolatedExecutor, done: Done) -> None:
-        self._children = children
-        self._executor = executor
-        self._done = done
-        self._checked: asyncio.Task[bool] | None = None
-        self.places = asyncio.Semaphore(PLACES)
-
-    @cached_property
-    def pool(self) -> ThreadPool:
-        """The threads for suspects, created when first used."""
-        return ThreadPool(self._executor, PLACES, "suspects", self._done)
-
-    async def can_start(self) -> bool:
-        """Return whether child processes can load the worker.  The first call starts one."""
-        if self._checked is None:
-            self._checked = asyncio.create_task(self._check())
-        return await self._checked
-
-    async def _check(self) -> bool:
-        try:
-            await asyncio.to_thread(self._children.prepare)
-        except ArgumentError as error:
-            logger.warning("suspects run alone in this process: %s", error)
-            return False
-        return True
-
-    def close(self) -> None:
-        """End the threads; does not wait for running jobs."""
-        if "pool" in self.__dict__:
-            self.pool.close()
-
-
-class Suspects:
-    """Runs suspects one after the other, while this process runs nothing else."""
-
-    def __init__(self) -> None:
-        self.fetchers: Sequence[BaseFetcher] = ()
-        """All fetchers of the process."""
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
-        self._some = asyncio.Event()
-
-    def put(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Queue ``run``, which runs one suspect to its end."""
-        self._waiting.append(run)
-        self._some.set()
-
-    async def run(self, backoff: Backoff) -> None:
-        """Run waiting suspects, one at a time, while all fetchers are held; until cancelled.
-
-        An error ends none but the suspect that it is about, whose row is found again.
-        """
-        await keep_running(self._turn, lambda: False, backoff)
-
-    async def _turn(self) -> None:
-        if not self._waiting:
-            self._some.clear()
-            await self._some.wait()
-        for fetcher in self.fetchers:
-            fetcher.hold()
-        try:
-            await until(lambda: all(fetcher.is_still for fetcher in self.fetchers))
-            while self._waiting:
-                await self._waiting.popleft()()
-        finally:
-            for fetcher in self.fetchers:
-                fetcher.resume()  # before the pause after an error, so that the others run meanwhile
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until ``condition`` holds."""
-    while not condition():
-        await asyncio.sleep(TICK)
-
-
-# -- the state that the parts of a running worker share ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """The settings and services that the parts of one run share."""
+    """What the parts of one run share.  Created on the event loop of the run."""
 
-    given_name: str
-    """The worker's name, as given or ``host:pid``."""
-    process: int = field(default_factory=os.getpid)
-    """The ID of this process."""
-    poll: timedelta
-    """The longest time between two queries for work."""
-    database: Database
-    paused: PausedQueues
-    in_flight: InFlight
-    completers: Mapping[QueueSpec, Completer]
-    children: Mapping[Handler, Children]
-    """The child processes of handlers that have some."""
-    apart: Mapping[Handler, Children]
-    """The child processes for suspects."""
-    reports: Reports
-    tokens: WorkerTokens = field(default_factory=WorkerTokens)
-    """Generates the tokens of all claims."""
-    started: StartedTasks = field(default_factory=StartedTasks)
-    suspects: Suspects = field(default_factory=Suspects)
-    _has_plain_name: Event = field(default_factory=Event, init=False)
-    _queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        database: Database,
+        reports: Reports,
+        settings: Settings,
+        origin: str | None,
+        *,
+        memory: Any,
+    ) -> None:
+        """``origin``: where child processes import the worker from; ``memory``: for the tasks that the run starts, see
+        :class:`.StartedTasks`."""
+        self.specs = handled_specs(handlers)
+        within = transaction_limit(min(handler.lease for handler in handlers))
+        for spec in self.specs:
+            track(database.engine(spec), within)
+        reports.liveness.ready_within = min(STALLED, within.total_seconds() * BEATS)
+        self._given_name = settings.name or default_claimer()
+        self._has_plain_name = Event()
+        self.process = os.getpid()
+        self.poll = settings.poll
+        self.database = database
+        self.reports = reports
+        self.stopping = StopRequest(settings.grace)
+        self.tokens = WorkerTokens()
+        """Generates the tokens of all claims."""
+        self.started = StartedTasks(memory)
+        self.started.claim_by(self.tokens.worker)
+        self.in_flight = InFlight()
+        self.paused = PausedQueues(self.specs, database, settings.poll, reports)
+        self.completers = {
+            spec: Completer(database, self.adapter(spec), self.in_flight, reports) for spec in self.specs
+        }
+        self.apart: dict[Handler, Children] = {}
+        """The child processes for suspects; those of a handler with ``isolation`` run its other tasks too."""
+        for handler in handlers:
+            may_have_suspects = handler.mode == "lease" and handler.fetcher is None and is_importable(origin)
+            if origin is not None and (may_have_suspects or handler.isolation is not None):
+                self.apart[handler] = Children(place_of(handler, handlers, origin), handler, reports)
+        self.suspects: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        """Each runs one suspect to its end, alone in this process, see :func:`.run_suspects`."""
+        self._queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = {}
 
     @property
     def name(self) -> str:
         """The name stored in ``claimed_by``: in ASCII if claims have failed, perhaps because it cannot be stored."""
-        return ascii_text(self.given_name)[:LONGEST_NAME] if self._has_plain_name.is_set() else self.given_name
+        return ascii_text(self._given_name)[:LONGEST_NAME] if self._has_plain_name.is_set() else self._given_name
 
     def adapter(self, spec: QueueSpec) -> Adapter:
         """Return the adapter of a queue's engine."""

@@ -77,14 +77,17 @@ class Backoff:
         *adapters: Adapter,
         claims: tuple[str, Hashable] | None = None,
         on_broken: Callable[[], None] = lambda: None,
+        writes_rows: bool = False,
     ) -> None:
         """``claims``: if these are claims, the table of the queue and the handler; ``on_broken``: called after an error
-        that is not temporary."""
+        that is not temporary; ``writes_rows``: whether the rejection of a row, by a trigger or a constraint, may raise
+        an operational error, which no retry would help."""
         self._what = what
         self._claims = claims
         self._reports = reports
         self._adapters = adapters
         self._on_broken = on_broken
+        self._writes_rows = writes_rows
         self.reset()
 
     def reset(self) -> None:
@@ -97,6 +100,13 @@ class Backoff:
         self._reports.liveness.reached()
         self.reset()
 
+    def passes(self, error: Exception) -> bool:
+        """Return whether the operation may succeed later."""
+        return any(
+            passes(error, each) and not (self._writes_rows and each.connections.is_rejection(error))
+            for each in self._adapters
+        )
+
     async def pause_after(self, error: Exception) -> None:
         """Report ``error`` and pause: briefly after a conflict, and longer each time while the server cannot be
         reached."""
@@ -105,7 +115,7 @@ class Backoff:
         if any(is_conflict(error, adapter) for adapter in self._adapters):
             pause = next(self._after_conflicts)
             self._reports.conflict(self._what, error, pause)
-        elif any(passes(error, adapter) for adapter in self._adapters):
+        elif self.passes(error):
             pause = next(self._pauses)
             self._reports.database_error(self._what, error, pause)
         else:
@@ -116,15 +126,13 @@ class Backoff:
         await asyncio.sleep(pause.total_seconds())
 
 
-async def until_success(
-    attempt: Callable[[], Awaitable[R]], backoff: Backoff, passes: Callable[[BaseException], bool]
-) -> R:
+async def until_success(attempt: Callable[[], Awaitable[R]], backoff: Backoff) -> R:
     """Call ``attempt`` until it succeeds, and return its result.  Raises errors that are not temporary."""
     while True:
         try:
             result = await attempt()
         except Exception as error:
-            if not passes(error):
+            if not backoff.passes(error):
                 raise
             await backoff.pause_after(error)
         else:

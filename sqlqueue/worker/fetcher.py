@@ -4,66 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from .._support.errors import ArgumentError
 from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import poll, postpone, promote
-from ..queue.spec import Where
 from ..transaction import channel_of, subscribe
-from .children import IsolatedExecutor
-from .context import BaseFetcher, CallDurations, SuspectProcesses, WorkerContext, until
+from .children import Children, IsolatedExecutor
+from .context import WorkerContext
 from .database import Backoff, growing_pauses, keep_running, until_success
 from .deadlines import transaction_limit
-from .executor import CoroutinePool, Executor, Pool, ThreadPool
+from .executor import CoroutinePool, Done, Executor, Pool, ThreadPool
 from .handlers import Handler
 from .jobs import RELEASED, UNCOUNTED, Job, Outcome, crashed_too_often, load
+from .reports import logger
 from .threads import happens_within, soon
-
-# -- keeps available and scheduled tasks apart while a handler is busy ------------------------------------------------
-
-EVERY = 1.0
-"""Seconds between two runs."""
-MAX_CHANGES = 1_000
-"""The maximum number of tasks that one transaction changes, in either direction."""
-
-
-class Readiness:
-    """Promotes tasks that have come due or whose worker has crashed, and postpones those that are available too early,
-    for one handler.
-
-    While enough tasks are available, claims do not reach the due ones; once promoted, these compete by priority.
-    Every claim would have to read past tasks that are available before their time.
-    """
-
-    def __init__(self, handler: Handler, context: WorkerContext) -> None:
-        self._handler = handler
-        self._context = context
-        self._done = time.monotonic()
-
-    async def now_and_then(self) -> None:
-        """Run once a second, or at every call while a full transaction's worth is left, unless the queue is paused."""
-        query = self._context.claim_query(self._handler)
-        if query is None or time.monotonic() - self._done < EVERY:
-            return
-        began = time.monotonic()
-        within = transaction_limit(self._handler.spec.options.lease)
-        if await self._context.database.run(lambda session: self._sort(session, query.where), within) < MAX_CHANGES:
-            self._done = began
-
-    def _sort(self, session: Session, where: Sequence[Where]) -> int:
-        entity = self._handler.entity
-        promoted = promote(session, entity, *where, limit=MAX_CHANGES)
-        return max(promoted, postpone(session, entity, *where, limit=MAX_CHANGES))
-
 
 # -- waits for work: for a notification, for the time at which a task is due, and at the latest for the next query ----
 
+EVERY = 1.0
+"""Seconds between two calls of :meth:`Poller.promote` that change anything."""
+MAX_CHANGES = 1_000
+"""The maximum number of tasks that one transaction promotes or postpones."""
 FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
 WAKE_UPS = 10
@@ -88,6 +57,7 @@ class Poller:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
+        self._promoted = time.monotonic()
         self._in_vain = False
         """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
@@ -129,6 +99,26 @@ class Poller:
             self._woken = max(self._woken, now) + WAKE_UP_EVERY
             await asyncio.sleep(self._woken - now - WAKE_UPS * WAKE_UP_EVERY)  # a negative pause is none
 
+    async def promote(self) -> None:
+        """Promote tasks that have come due or whose worker has crashed, and postpone those that are available too
+        early: once a second, or at every call while a full transaction's worth is left, unless the queue is paused.
+
+        While enough tasks are available, claims do not reach the due ones; once promoted, these compete by priority.
+        Every claim would have to read past tasks that are available before their time.
+        """
+        query = self._context.claim_query(self._handler)
+        if query is None or time.monotonic() - self._promoted < EVERY:
+            return
+        entity, where, began = self._handler.entity, query.where, time.monotonic()
+
+        def sort(session: Session) -> int:
+            promoted = promote(session, entity, *where, limit=MAX_CHANGES)
+            return max(promoted, postpone(session, entity, *where, limit=MAX_CHANGES))
+
+        within = transaction_limit(self._handler.spec.options.lease)
+        if await self._context.database.run(sort, within) < MAX_CHANGES:
+            self._promoted = began
+
     async def _wait(self) -> None:
         if await self._heard(SETTLING_PAUSE):
             return
@@ -165,6 +155,173 @@ class Poller:
         return growing_pauses(FIRST_LOOK, self._context.poll.total_seconds())
 
 
+# -- the interface between fetchers and the other parts of a run ------------------------------------------------------
+
+
+class BaseFetcher(ABC):
+    """Claims the tasks of one handler, and has the handler called.  All methods must be called on the event loop of the
+    run."""
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self.handler = handler
+        self.slots = handler.concurrency
+        """How many calls run at a time."""
+        self._context = context
+        self._poller = Poller(handler, context)
+        self._loop = asyncio.get_running_loop()
+        self._draining = False
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Claim until :meth:`drain`, through outages of the database."""
+
+    def drain(self) -> None:
+        """Claim nothing more; running tasks continue."""
+        self._draining = True
+        self._poller.close()
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether no task is held and no claim is under way."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing that it has started is running, apart from suspects."""
+        return self.is_idle
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Start no further tasks until :meth:`resume`."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Start tasks again after :meth:`hold`."""
+
+    @abstractmethod
+    def resize(self, slots: int) -> None:
+        """Run ``slots`` calls at a time from now on.  Running calls continue."""
+
+    @abstractmethod
+    def abandon(self, reason: str) -> None:
+        """Stop running tasks as far as possible."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up the remaining tasks, and end the threads."""
+
+    async def _claimed(self, claim: Callable[[Session], Sequence[Any]]) -> list[Job]:
+        """Call ``claim`` in a transaction, and return the jobs of the tasks that it returns."""
+
+        def take(session: Session) -> Sequence[Any]:
+            tasks = claim(session)
+            if self._context.note_claim(self.handler, session):
+                self._poller.refresh()
+            load(self.handler.spec, tasks)
+            return tasks
+
+        tasks = await self._context.database.run(take, transaction_limit(self.handler.lease))
+        jobs = [Job(self.handler, task) for task in tasks]
+        if jobs:
+            self._context.reports.claimed(jobs)
+        for job in jobs:
+            self._context.in_flight.add(job)
+        return jobs
+
+
+# -- how long calls of a handler take, which decides how many tasks are claimed at a time -----------------------------
+
+_SHORTEST = 1e-6
+
+
+class CallDurations:
+    """The mean duration of a handler's calls, in which recent calls weigh more."""
+
+    def __init__(self) -> None:
+        self._mean: float | None = None
+
+    def add(self, seconds: float | None) -> None:
+        """Take the duration of a call into account; ``None`` if it was never started.  Thread-safe."""
+        if seconds is not None:
+            self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
+
+    def calls_within(self, seconds: float) -> int:
+        """Return how many calls, one after another, end within ``seconds``; 0 as long as none has ended."""
+        return 0 if self._mean is None else int(seconds / max(self._mean, _SHORTEST))
+
+
+# -- runs suspects: tasks that may have crashed a process. Each runs alone, so that the next crash has one cause ------
+
+PLACES = 4
+"""The number of suspects of one handler that run at a time, in child processes."""
+TICK = 0.005
+"""Seconds between two checks whether the running tasks have ended."""
+
+
+class SuspectProcesses:
+    """Child processes for the suspects of one handler, each for one of them at a time."""
+
+    def __init__(self, children: Children, executor: IsolatedExecutor, done: Done) -> None:
+        self._children = children
+        self._executor = executor
+        self._done = done
+        self._checked: asyncio.Task[bool] | None = None
+        self.places = asyncio.Semaphore(PLACES)
+
+    @cached_property
+    def pool(self) -> ThreadPool:
+        """The threads for suspects, created when first used."""
+        return ThreadPool(self._executor, PLACES, "suspects", self._done)
+
+    async def can_start(self) -> bool:
+        """Return whether child processes can load the worker.  The first call starts one."""
+        if self._checked is None:
+            self._checked = asyncio.create_task(self._check())
+        return await self._checked
+
+    async def _check(self) -> bool:
+        try:
+            await asyncio.to_thread(self._children.prepare)
+        except ArgumentError as error:
+            logger.warning("suspects run alone in this process: %s", error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the threads; does not wait for running jobs."""
+        if "pool" in self.__dict__:
+            self.pool.close()
+
+
+async def run_suspects(context: WorkerContext, fetchers: Sequence[BaseFetcher], backoff: Backoff) -> None:
+    """Run suspects one after the other, while all fetchers are held and this process runs nothing else; until
+    cancelled.
+
+    An error ends none but the suspect that it is about, whose row is found again.
+    """
+
+    async def turn() -> None:
+        run = await context.suspects.get()
+        for fetcher in fetchers:
+            fetcher.hold()
+        try:
+            await until(lambda: all(fetcher.is_still for fetcher in fetchers))
+            await run()
+            while not context.suspects.empty():
+                await context.suspects.get_nowait()()
+        finally:
+            for fetcher in fetchers:
+                fetcher.resume()  # before the pause after an error, so that the others run meanwhile
+
+    await keep_running(turn, lambda: False, backoff)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until ``condition`` holds."""
+    while not condition():
+        await asyncio.sleep(TICK)
+
+
 # -- claims tasks for one handler, as many as it can run --------------------------------------------------------------
 
 AHEAD = 0.1
@@ -183,17 +340,13 @@ class Fetcher(BaseFetcher):
     """Claims tasks for one handler and hands them to its pool."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
-        self.handler = handler
-        self.slots = handler.concurrency
-        self._context = context
-        self._poller = Poller(handler, context)
+        super().__init__(handler, context)
         self._adapter = context.adapter(handler.spec)
         self._completer = context.completers[handler.spec]
-        self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self._told = False
         """Whether the loop has been told of room since it last checked: each call from another thread wakes it."""
-        self._draining = self._claiming = False
+        self._claiming = False
         self._has_lease = handler.mode == "lease"
         self._jobs: set[Job] = set()
         self._held: list[Job] | None = None
@@ -203,24 +356,22 @@ class Fetcher(BaseFetcher):
         self._durations = CallDurations()
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
-        self._readiness = Readiness(handler, context)
         self._is_limited = handler.spec.is_limited
         parts = handler, context.database, self._adapter, context.reports
-        children = context.children.get(handler)
+        apart = context.apart.get(handler)
+        children = None if handler.isolation is None else apart
         executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
         self._pool: Pool
         if handler.is_coroutine and children is None:
             self._pool = CoroutinePool(executor, handler.concurrency, self._done)
         else:
             self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
-        apart = context.apart.get(handler)
         self._apart = None if apart is None else SuspectProcesses(apart, IsolatedExecutor(*parts, apart), self._done)
         self._running: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
         """Claim nothing more and release the jobs that have not started; jobs without a lease are still run."""
-        self._draining = True
-        self._poller.close()
+        super().drain()
         self._room.set()
         for job in (*self._pool.withdraw(), *(self._held or ()), *self._suspects) if self._has_lease else ():
             self._release(job)
@@ -274,18 +425,19 @@ class Fetcher(BaseFetcher):
         only_ready = self._poller.expect()
         self._claiming = True
         try:
-            tasks = await self._claim(wanted, only_ready=only_ready)
-            self._start([Job(self.handler, task) for task in tasks])
+            jobs = await self._claim(wanted, only_ready=only_ready)
+            if jobs:
+                self._start(jobs)
         finally:
             self._claiming = False
-        if tasks:
+        if jobs:
             self._poller.refresh()
         if self._draining:
             return
         # a key at its limit has available tasks even if a claim found too few
-        if len(tasks) == wanted or self._is_limited:
-            await self._readiness.now_and_then()
-        if len(tasks) < wanted:
+        if len(jobs) == wanted or self._is_limited:
+            await self._poller.promote()
+        if len(jobs) < wanted:
             await self._poller.wait()
 
     async def _room_for_claim(self) -> int:
@@ -317,34 +469,20 @@ class Fetcher(BaseFetcher):
         """Return how many slots become free in a moment if all are busy."""
         return min(self.slots, self._durations.calls_within(self.slots * GATHER))
 
-    async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
+    async def _claim(self, limit: int, *, only_ready: bool) -> list[Job]:
         query = self._context.claim_query(self.handler)
         if query is None:
-            return ()
-        query = query.ready if only_ready else query
-        take = partial(self._take, query=query, limit=limit)
-        return await self._context.database.run(take, transaction_limit(self.handler.lease))
+            return []
+        return await self._claimed(partial(self._take, query=query.ready if only_ready else query, limit=limit))
 
     def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
-        tasks = self._matching(session, query, limit)
-        if self._context.note_claim(self.handler, session):
-            self._poller.refresh()
-        load(self.handler.spec, tasks)
-        return tasks
-
-    def _matching(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
         name, tokens = self._context.name, self._context.tokens
         if self.handler.mode == "at-most-once":
             return consume_matching(session, query, limit, claimed_by=name)
         return claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
 
     def _start(self, jobs: Sequence[Job]) -> None:
-        if not jobs:
-            return
-        self._context.reports.claimed(jobs)
         self._jobs.update(jobs)
-        for job in jobs:
-            self._context.in_flight.add(job)
         admitted = [job for job in jobs if self._admit(job)]
         if self._held is not None:
             self._held += admitted
@@ -373,7 +511,7 @@ class Fetcher(BaseFetcher):
     def _isolate(self, job: Job) -> None:
         """Run a suspect in a child process or, if child processes are not possible, alone in this one."""
         if self._apart is None:
-            self._context.suspects.put(partial(self._run_suspect, job, self._pool))
+            self._context.suspects.put_nowait(partial(self._run_suspect, job, self._pool))
             return
         running = asyncio.create_task(self._run_apart(job, self._apart))
         self._running.add(running)
@@ -405,11 +543,8 @@ class Fetcher(BaseFetcher):
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
         count_crash = partial(settle_some, tasks=[job.claim], settlement=CRASH_COUNTED)
         try:
-            lost = await until_success(
-                lambda: run(count_crash),
-                Backoff(f"suspect {job}", reports, self._adapter),
-                self._completer.may_pass,
-            )
+            backoff = Backoff(f"suspect {job}", reports, self._adapter, writes_rows=True)
+            lost = await until_success(lambda: run(count_crash), backoff)
         except Exception as error:  # for example the rejection by a trigger: the row is found again when its lease ends
             reports.broken(f"suspect {job}", error)
             lost, reason = [job.claim], "it could not be suspected"

@@ -19,10 +19,10 @@ from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
 from ..transaction import claim_of, has_used, is_settled, is_unsettled, mark_settled
-from .context import BaseFetcher, CallDurations, WorkerContext
+from .context import WorkerContext
 from .deadlines import Deadline
 from .executor import TRIES, Executor, call_handler, close
-from .fetcher import AHEAD, EVERY, Poller, Readiness
+from .fetcher import AHEAD, EVERY, BaseFetcher, CallDurations
 from .handlers import Handler
 from .jobs import COMPLETED, Ended, Job, crashed_too_often, load, plain_failure, write_outcomes
 from .reports import logger
@@ -282,16 +282,11 @@ class LockModeFetcher(BaseFetcher):
     """Runs one handler in ``concurrency`` loops, each of which claims its own tasks."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
-        self._handler = handler
-        self._context = context
-        self._poller = Poller(handler, context)
+        super().__init__(handler, context)
         self._transactions = LockingTransactions(handler, context, self._suspect)
-        self._loop = asyncio.get_running_loop()
         self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: dict[int, asyncio.Task[None]] = {}
-        self.slots = handler.concurrency
         self._work, self._none = asyncio.Event(), asyncio.Event()
-        self._draining = False
         self._claims = False
         """Whether tasks have been claimed since they were last promoted."""
         self._busy = 0
@@ -318,8 +313,8 @@ class LockModeFetcher(BaseFetcher):
             self._work.set()
 
     def drain(self) -> None:
-        self._draining = self._transactions.ending = True
-        self._poller.close()
+        self._transactions.ending = True
+        super().drain()
         self._work.set()
         self._none.set()
 
@@ -340,8 +335,7 @@ class LockModeFetcher(BaseFetcher):
         """
         self._work.set()
         self._start()
-        backoff = self._context.claim_backoff(self._handler)
-        readiness, is_limited = Readiness(self._handler, self._context), self._handler.spec.is_limited
+        backoff = self._context.claim_backoff(self.handler)
         while not self._draining:
             none = await happens_within(self._none, EVERY)
             if self._failure is not None:
@@ -349,9 +343,9 @@ class LockModeFetcher(BaseFetcher):
             self._none.clear()
             try:
                 # a key at its limit has available tasks even if a claim found none
-                if self._claims and (is_limited or not none):
+                if self._claims and (self.handler.spec.is_limited or not none):
                     self._claims = False
-                    await readiness.now_and_then()
+                    await self._poller.promote()
                 if none:
                     await self._poller.wait()
                 backoff.reset()
@@ -373,11 +367,11 @@ class LockModeFetcher(BaseFetcher):
             self._failure = self._failure or slot.exception()
             self._none.set()
         elif not self._draining:
-            logger.error("a slot of the handler %s was cancelled, and is started again", self._handler.name)
+            logger.error("a slot of the handler %s was cancelled, and is started again", self.handler.name)
             self._start()
 
     async def _slot(self, number: int) -> None:
-        backoff = self._context.claim_backoff(self._handler)
+        backoff = self._context.claim_backoff(self.handler)
 
         def found() -> bool:
             backoff.reset()
@@ -399,18 +393,18 @@ class LockModeFetcher(BaseFetcher):
     def _suspect(self, identity: Identity) -> None:
         """Queue a task to be run alone.  Thread-safe."""
         run = partial(self._perform, partial(self._transactions.work_alone, identity))
-        soon(self._loop, partial(self._context.suspects.put, run))
+        soon(self._loop, partial(self._context.suspects.put_nowait, run))
 
     async def _perform(self, work: Callable[[], object]) -> None:
         if self._draining:
             return
         self._busy += 1
         try:
-            if self._handler.is_coroutine:
+            if self.handler.is_coroutine:
                 from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
                 await greenlet_spawn(work)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+                await self._loop.run_in_executor(self._threads, copy_context().run, work)
         finally:
             self._busy -= 1

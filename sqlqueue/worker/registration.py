@@ -6,12 +6,12 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine, Table, delete, event, insert, select, update
 from sqlalchemy.orm import Session
@@ -27,10 +27,10 @@ from ..operations.upkeep import exhausted
 from ..queue.spec import QueueSpec
 from ..sql import utcnow
 from ..transaction import Access, open_, subscribe
-from .context import BaseFetcher, WorkerContext
-from .database import Backoff, Database, passes, until_success
+from .context import WorkerContext
+from .database import Backoff, until_success
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
-from .handlers import Handler
+from .fetcher import BaseFetcher
 from .reports import Reports, logger
 from .threads import cancel, happens_within, soon
 
@@ -40,23 +40,12 @@ if TYPE_CHECKING:
 
 # -- registers a running worker in the database, and executes the commands in its row ---------------------------------
 
+R = TypeVar("R")
 FORGET = timedelta(hours=1)
 """The age of the last report at which the row of a dead worker is removed."""
 FORGET_EVERY = timedelta(minutes=5)
 REMOVAL_LIMIT = timedelta(seconds=5)
 """The time limit for removing the rows when the worker ends."""
-
-
-class Commanded(Protocol):
-    """The run that commands apply to."""
-
-    def drain(self) -> None:
-        """Claim nothing more, and end once the running tasks have ended."""
-        ...
-
-    def stop(self, *, at_once: bool) -> None:
-        """End after the grace period; with ``at_once``, without waiting."""
-        ...
 
 
 class _Commands(NamedTuple):
@@ -71,13 +60,17 @@ class Registration:
     transaction reads the commands.  A notification makes the worker read commands sooner.
     """
 
-    def __init__(self, fetchers: Mapping[Handler, BaseFetcher], context: WorkerContext, version: str | None) -> None:
+    def __init__(self, fetchers: Sequence[BaseFetcher], context: WorkerContext, version: str | None) -> None:
         self._fetchers = fetchers
         self._context = context
         self._version = version
         self._id = uuid.uuid4().hex
         self._begun = time.monotonic()
-        self._places = _places([handler.spec for handler in fetchers], context.database)
+        self._places: dict[tuple[Engine, Table], QueueSpec] = {}
+        """The tables of workers, each with one queue through which a session reaches it."""
+        for spec in context.specs:
+            if (table := worker_table(spec.table.metadata)) is not None:
+                self._places[context.database.engine(spec), table] = spec
         self._commands: dict[Table, _Commands] = {}
         self._news = asyncio.Event()
         self._leaving = False
@@ -88,14 +81,14 @@ class Registration:
 
     def handlers(self) -> list[dict[str, Any]]:
         """Return all handlers as they are now, as JSON."""
-        return [self._handler(*each) for each in self._fetchers.items()]
+        return [self._handler(fetcher) for fetcher in self._fetchers]
 
     def close(self) -> None:
         """Unsubscribe from notifications."""
         self._unsubscribe()
 
-    async def run(self, run: Commanded) -> None:
-        """Write the rows, and apply commands to ``run``, until :meth:`leave`."""
+    async def run(self) -> None:
+        """Write the rows, and obey commands, until :meth:`leave`."""
         if not self._places:
             return
         report, forget = 0.0, time.monotonic() + FORGET_EVERY.total_seconds() * random.random()
@@ -106,9 +99,11 @@ class Registration:
                 report = now + EVERY.total_seconds()
             for (_, table), spec in self._places.items():
                 work = partial(_report, spec=spec, table=table, row=self._row(table)) if is_due else None
-                await self._attempt(work or partial(_read, spec=spec, table=table, key=self._id), table, run)
+                commands = await self._attempt(work or partial(_read, spec=spec, table=table, key=self._id))
+                if commands is not None:
+                    self._obey(table, commands)
                 if now >= forget:
-                    await self._attempt(partial(_forget, spec=spec, table=table), None, run)
+                    await self._attempt(partial(_forget, spec=spec, table=table))
             if now >= forget:
                 forget = now + FORGET_EVERY.total_seconds()
             await happens_within(self._news, max(0, report - time.monotonic()))
@@ -126,21 +121,18 @@ class Registration:
             with suppress(Exception):
                 await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), REMOVAL_LIMIT)
 
-    async def _attempt(self, work: Any, table: Table | None, run: Commanded) -> None:
+    async def _attempt(self, work: Callable[[Session], R]) -> R | None:
         try:
-            commands = await self._context.database.run(work, SHORTEST_MAINTENANCE)
+            return await self._context.database.run(work, SHORTEST_MAINTENANCE)
         except Exception as error:  # the worker does its work without being registered
             self._context.reports.database_error("register the worker", error, EVERY)
-        else:
-            if table is not None:
-                self._obey(table, commands, run)
+            return None
 
-    def _obey(self, table: Table, commands: _Commands, run: Commanded) -> None:
+    def _obey(self, table: Table, commands: _Commands) -> None:
         before, self._commands[table] = self._commands.get(table, _Commands()), commands
         if commands.concurrency != before.concurrency:
-            for handler, fetcher in self._fetchers.items():
-                if _is_in(table, handler):
-                    fetcher.resize(commands.concurrency or handler.concurrency)
+            for fetcher in self._of(table):
+                fetcher.resize(commands.concurrency or fetcher.handler.concurrency)
             logger.info(
                 "worker %s runs %s calls of each handler",
                 self._context.name,
@@ -150,9 +142,9 @@ class Registration:
             return
         logger.info("worker %s received the command %s", self._context.name, commands.command)
         if commands.command == Command.DRAIN:
-            run.drain()
+            self._context.stopping.drain()
         else:
-            run.stop(at_once=False)
+            self._context.stopping.make(at_once=False)
 
     def _row(self, table: Table) -> dict[str, Any]:
         claimed, now = self._context.reports.last_claim, time.monotonic()
@@ -164,12 +156,16 @@ class Registration:
             "started_at": utcnow(timedelta(seconds=self._begun - now)),
             "seen_at": utcnow(),
             "version": self._version,
-            "handlers": [self._handler(*each) for each in self._fetchers.items() if _is_in(table, each[0])],
+            "handlers": [self._handler(fetcher) for fetcher in self._of(table)],
             "last_claim_at": None if claimed is None else utcnow(timedelta(seconds=claimed - now)),
             "memory": resident_memory(),
         }
 
-    def _handler(self, handler: Handler, fetcher: BaseFetcher) -> dict[str, Any]:
+    def _of(self, table: Table) -> list[BaseFetcher]:
+        return [each for each in self._fetchers if worker_table(each.handler.spec.table.metadata) is table]
+
+    def _handler(self, fetcher: BaseFetcher) -> dict[str, Any]:
+        handler = fetcher.handler
         mine = (job for job in self._context.in_flight if job.handler is handler)
         return {
             "queue": handler.spec.table.fullname,
@@ -178,16 +174,6 @@ class Registration:
             "slots": fetcher.slots,
             "busy": sum(job.started is not None and job.seconds is None for job in mine),
         }
-
-
-def _places(specs: Sequence[QueueSpec], database: Database) -> dict[tuple[Engine, Table], QueueSpec]:
-    """Return the tables of workers, each with one queue through which a session reaches it."""
-    found = ((spec, worker_table(spec.table.metadata)) for spec in specs)
-    return {(database.engine(spec), table): spec for spec, table in found if table is not None}
-
-
-def _is_in(table: Table, handler: Handler) -> bool:
-    return worker_table(handler.spec.table.metadata) is table
 
 
 def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, Any]) -> _Commands:
@@ -239,10 +225,10 @@ class Chore:
     """Its deadline, after which it is tried again."""
 
 
-async def maintain(specs: Iterable[QueueSpec], context: WorkerContext) -> None:
+async def maintain(context: WorkerContext) -> None:
     """Run the chores of all queues until cancelled."""
     async with asyncio.TaskGroup() as tasks:
-        for spec in specs:
+        for spec in context.specs:
             for chore in _chores(spec, context):
                 tasks.create_task(_repeat(chore, context, context.adapter(spec)))
 
@@ -311,11 +297,11 @@ class UnservedFunctions:
 
 async def _repeat(chore: Chore, context: WorkerContext, adapter: Adapter) -> None:
     backoff = Backoff(f"finish {chore.name}", context.reports, adapter)
-    run, may_pass = partial(context.database.run, chore.work, chore.within), partial(passes, adapter=adapter)
+    run = partial(context.database.run, chore.work, chore.within)
     while True:
         await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
         try:
-            while await until_success(run, backoff, may_pass) >= PRUNED:
+            while await until_success(run, backoff) >= PRUNED:
                 pass
         except Exception as error:  # the other chores go on
             context.reports.chore_failed(chore.name, error)

@@ -38,7 +38,7 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimi
     """
     supervised = supervised_processes(load, processes, limits)
 
-    def stop() -> None:
+    def stop(*, at_once: bool = False) -> None:
         for each in supervised:
             each.signal(signal.SIGTERM)
 
@@ -164,19 +164,25 @@ def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) 
         sys.exit(CANNOT_START)
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
-        run_to_end(worker)
+        has_reached_limit = run_to_end(worker)
     except SQLQueueError:  # the worker has logged the reason
         note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
-    note_end(supervision.memory, End.LIMIT_REACHED if worker._has_reached_limit else End.STOPPED)
+    note_end(supervision.memory, End.LIMIT_REACHED if has_reached_limit else End.STOPPED)
 
 
-def run_to_end(worker: Worker) -> None:
-    """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive."""
+def run_to_end(worker: Worker) -> bool:
+    """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive.
+
+    Returns whether the process has reached a limit of its supervisor.
+    """
     settle_in()
     worker.run()
-    if worker._ended_at_once or worker._has_reached_limit:
+    run = worker._last_run
+    has_reached_limit = run is not None and run.has_reached_limit
+    if has_reached_limit or (run is not None and run.ends_at_once):
         end_soon()
+    return has_reached_limit
 
 
 def _follow_parent(worker: Worker) -> None:

@@ -78,10 +78,7 @@ class Worker:
         self._stop_first = self._has_run = False
         self.origin: str | None = None
         """Where child processes import it from, as ``module:attribute``; looked up at its start if not set."""
-        self._ended_at_once = False
-        """Whether the last run ended without waiting, so that threads may still be running handlers."""
-        self._has_reached_limit = False
-        """Whether the last run ended because its process had reached a limit of its supervisor."""
+        self._last_run: WorkerRun | None = None
 
     @property
     def handlers(self) -> list[Handler]:
@@ -246,9 +243,8 @@ class Worker:
             logger.exception("worker stopped by an unexpected error", extra={ALL_FRAMES: True})
             raise
         finally:
-            self._ended_at_once = self._run is not None and self._run.ends_at_once
-            self._has_reached_limit = self._run is not None and self._run.has_reached_limit
-            self._run, self._stop_first, self._has_run = None, False, True
+            self._last_run, self._run = self._run, None
+            self._stop_first, self._has_run = False, True
 
     def _find_origin(self) -> str | None:
         self.origin = self.origin or origin_of(self)
@@ -287,16 +283,9 @@ class Worker:
     async def _serve_with_signals(self) -> None:
         # the loop's own threads would keep the process alive until the calls of cancelled handlers return
         asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "handlers"))
-        with handling_signals(self._signalled):
+        with handling_signals(self.stop):
             try:
                 await self.serve()
             finally:
                 await cancel_others()
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
-
-    def _signalled(self) -> None:
-        """Handle SIGTERM or SIGINT: the first drains the worker, the next one does not wait."""
-        if self._run is None:
-            self.stop()
-        else:
-            self._run.signalled()

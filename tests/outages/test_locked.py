@@ -79,7 +79,7 @@ def test_a_suspect_that_only_a_lock_would_hold_is_found_again(
     running = Running(worker)
     blocking.wait_for(1)
     sync_db.insert(Task, [{"name": "suspect", "crashes": 1}])
-    eventually(lambda: worker._run is not None and worker._run._context.suspects._waiting)
+    eventually(lambda: worker._run is not None and worker._run._fetchers[0]._held is not None)
     with somebody_writes(sync_db):
         blocking.release()  # nothing else runs, so the suspect may be claimed, which fails
         eventually(lambda: "cannot run a suspect, next try in " in caplog.text or running.ended)

@@ -87,7 +87,7 @@ def test_drain_waits_for_what_runs_and_claims_no_more(
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
         assert session.drain_workers(Errand) == 1
-    eventually(lambda: worker._run is not None and worker._run._stopping._made.is_set())
+    eventually(lambda: worker._run is not None and worker._run._context.stopping._made.is_set())
     assert not running.ended
     blocking.release()
     running.wait()

@@ -13,12 +13,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConstantBackoff, Discard, QueueMixin, QueueOptions, Retry, claim_of
+from sqlqueue._support.errors import WorkerTokens
 from sqlqueue._support.texts import host_name
+from sqlqueue.operations.upkeep import Crash
 from sqlqueue.worker.jobs import RETURNS
+from sqlqueue.worker.run import Supervision
 from tests.support import tables
 from tests.support.harness import Database
 from tests.support.models import Task
-from tests.support.rows import count
+from tests.support.rows import PAST, TOMORROW, count
 from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
 
 pytestmark = pytest.mark.asyncio_everywhere
@@ -36,6 +39,7 @@ class Delivery(QueueMixin, Base):
         CheckConstraint("name <> 'refused' OR status <> 'completed'"),
         CheckConstraint("error NOT LIKE '%\N{EURO SIGN}%'"),
         CheckConstraint("name <> 'innocent' OR crashes < 2"),
+        CheckConstraint("name <> 'unsuspected' OR crashes = 0"),
         {"mysql_charset": "latin1", "mariadb_charset": "latin1"},
     )
     __queue__ = QueueOptions(max_attempts=1, retry=ConstantBackoff(timedelta(0)))
@@ -295,5 +299,21 @@ def test_a_suspect_that_cannot_be_suspected_is_given_up(queue: Database, workers
     running = workers.serve(Delivery, without_session(queue))
     eventually(lambda: running.worker._reports.counts["lost"] == 1 or running.ended)
     queue.insert(Delivery, [{"id": 2, "name": "fine"}])
+    eventually(lambda: statuses(queue, Delivery)[2] == "completed" or running.ended)
+    assert statuses(queue, Delivery) == {1: "running", 2: "completed"}
+
+
+def test_tasks_of_a_dead_process_that_cannot_be_suspected_keep_no_worker_from_starting(
+    queue: Database, workers: Workers
+) -> None:
+    """They are left until their leases end."""
+    tokens = WorkerTokens()
+    held = {"status": "running", "claim_token": tokens(), "attempt": 1, "claimed_at": PAST, "available_at": TOMORROW}
+    queue.insert(Delivery, [{"id": 1, "name": "unsuspected", **held}])
+    queue.insert(Delivery, [{"id": 2, "name": "fine"}])
+    worker = workers.make()
+    worker.handler(Delivery)(without_session(queue))
+    worker._supervision = Supervision(crashes=(Crash(tokens.worker, -9, (), complete=False),))
+    running = workers.start(worker)
     eventually(lambda: statuses(queue, Delivery)[2] == "completed" or running.ended)
     assert statuses(queue, Delivery) == {1: "running", 2: "completed"}
