@@ -45,13 +45,10 @@ HEADERS = {
 _SAFE = frozenset({"GET", "HEAD"})
 
 
-class StrictHeaders:
+def strict_headers(app: ASGIApp) -> ASGIApp:
     """Middleware that sends :data:`HEADERS` with each response that does not set them itself."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_strictly(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -59,22 +56,23 @@ class StrictHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_strictly)
+        await app(scope, receive, send_strictly)
+
+    return called
 
 
-class SameOrigin:
+def same_origin(app: ASGIApp) -> ASGIApp:
     """Middleware that rejects writes that a page of another site could have triggered (CSRF)."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in _SAFE or _is_same_origin(Headers(scope=scope)):
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         logger.warning("refused a request from another origin: %s", scope["method"])
         response = PlainTextResponse("This request did not come from a page of this dashboard.\n", 403)
         await response(scope, receive, send)
+
+    return called
 
 
 def _is_same_origin(headers: Headers) -> bool:
@@ -87,35 +85,30 @@ def _is_same_origin(headers: Headers) -> bool:
     return host != "" and headers.get("origin", "").lower() in (f"http://{host}", f"https://{host}")
 
 
-class Permission:
+def permission(app: ASGIApp, authorize: Authorize) -> ASGIApp:
     """Middleware that calls ``authorize`` for each request, and stores the viewer as ``request.state.viewer``.
 
     The style sheet and the script are public: error pages use them too.
     """
 
-    def __init__(self, app: ASGIApp, authorize: Authorize) -> None:
-        self._app = app
-        self._authorize = authorize
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_static(scope):
             request = Request(scope)
-            decision = await decide(self._authorize, request)
+            decision = await decide(authorize, request)
             if not isinstance(decision, Viewer):
-                await _refusal(decision)(scope, receive, send)
+                refusal = decision or PlainTextResponse("You are not allowed to view this dashboard.\n", 403)
+                await refusal(scope, receive, send)
                 return
             request.state.viewer = decision
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return called
 
 
 def is_static(scope: Scope) -> bool:
     """Return whether the request is for the style sheet or the script."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path.startswith("/static/")
-
-
-def _refusal(decision: Response | None) -> Response:
-    return PlainTextResponse("You are not allowed to view this dashboard.\n", 403) if decision is None else decision
 
 
 # -- the actions of viewers, and who is admitted: nobody, unless the application decides otherwise --------------------

@@ -73,7 +73,7 @@ async def _change_tasks(request: Request, what: RequestedAction) -> Response:
     number, _, is_capped = await _counted(request, what)
     change = Change(what=_action_text(what), by=viewer, total=None if is_capped else number)
     batches = partial(what.change.in_batches, spec=what.spec, where=where)
-    await site.changes.begin(change, site.database, batches, site.snapshots.forget)
+    await site.begin(change, batches)
     return RedirectResponse(_back(request, what, change.id), 303)
 
 

@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import actions, pages
-from .access import Authorize, Columns, Exposure, Link, Permission, Redact, SameOrigin, StrictHeaders, is_static, nobody
+from . import access, actions, pages
+from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
 
@@ -74,9 +74,9 @@ class Dashboard:
         self._app = Starlette(
             routes=_ROUTES,
             middleware=[
-                Middleware(StrictHeaders),
-                Middleware(SameOrigin),
-                Middleware(Permission, authorize or nobody),
+                Middleware(access.strict_headers),
+                Middleware(access.same_origin),
+                Middleware(access.permission, authorize=authorize or nobody),
             ],
             exception_handlers={
                 HTTPException: _refused,

@@ -48,14 +48,6 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line through the buckets that have a value."""
-
-    kind: str
-    points: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """Throughput and durations over a period."""
 
@@ -63,7 +55,8 @@ class Chart:
     bars: Sequence[Bar]
     most: int
     """The number of tasks in the highest bar."""
-    lines: Sequence[Line]
+    lines: Sequence[tuple[str, str]]
+    """What each line shows, and its points: the buckets that have a value."""
     longest: timedelta
     """The duration at the top of the lines' chart."""
     summary: str
@@ -91,7 +84,7 @@ def draw(buckets: Sequence[Bucket], period: str) -> Chart:
         period=period,
         bars=list(_bars(buckets, most)),
         most=most,
-        lines=[Line(kind=kind, points=_points(durations, longest)) for kind, durations in lines],
+        lines=[(kind, _points(durations, longest)) for kind, durations in lines],
         longest=longest,
         summary=_summary(buckets, period),
         is_partial=any(each.capped for each in buckets),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -19,7 +19,7 @@ from .. import operations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..model.companions import history_of, worker_table
-from ..operations import ErrorGroup, Explanation, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
+from ..operations import ErrorGroup, Explanation, Limit, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
 from ..operations.filtering import identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
 from ..queue.options import Status
@@ -31,20 +31,9 @@ from .access import CELL, LONGEST, Exposure
 from .charts import DAY, HOUR, Chart, Period, chart_of
 from .rendering import first_line
 from .requests import Filter, cursor, position
-from .site import CAP, Site, respond, site_of
+from .site import CAP, LIFETIME, Site, respond, site_of
 
 # -- the page of all queues -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSummary:
-    """What the overview shows of a queue."""
-
-    name: str
-    model: str
-    figures: QueueOverview
-    pauses: list[Pause]
-    chart: Chart | None
 
 
 async def show_overview(request: Request) -> Response:
@@ -52,14 +41,8 @@ async def show_overview(request: Request) -> Response:
     site = site_of(request)
     specs = list(site.queues.values())
     found = await site.read_each("figures", figures_of, specs)
-    charts = await site.read_each(
-        "hour", lambda session, spec: chart_of(session, spec, HOUR), specs, lifetime=HOUR.lifetime
-    )
-    queues = [
-        QueueSummary(name=spec.table.fullname, model=spec.entity.__name__, figures=figures, pauses=pauses, chart=chart)
-        for spec, (figures, pauses), chart in zip(specs, found, charts, strict=True)
-    ]
-    return respond(request, "overview.html", queues=queues)
+    charts = await site.read_each("hour", partial(chart_of, period=HOUR), specs, lifetime=HOUR.lifetime)
+    return respond(request, "overview.html", queues=list(zip(specs, found, charts, strict=True)))
 
 
 def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
@@ -85,99 +68,71 @@ class TaskRow:
     named: Mapping[str, str | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTable:
-    """A page of tasks."""
-
-    rows: Sequence[TaskRow] = ()
-    next: str | None = None
-    previous: str | None = None
-    is_cut: bool = False
-    """Whether more rows may match than those that were examined."""
-
-
 async def show_queue(request: Request) -> Response:
     """Show a queue, and the tasks that the filter in the URL selects."""
     site = site_of(request)
-    spec = site.queue(request)
-    tasks = await _tasks(request, site, spec)
+    spec, exposure = site.queue(request), site.exposure
+    chosen, problem = Filter.of(request.query_params, exposure.filters_of(spec)), None
+    after, before = (request.query_params.get(name) for name in ("after", "before"))
+    tasks: Page[Any] = Page(tasks=(), next=None, previous=None, is_cut=False)
+    try:
+        tasks = await _tasks(site, spec, chosen, after, before)
+    except ArgumentError as error:
+        problem = str(error)
+    figures, pauses = await site.read(("figures", spec), partial(figures_of, spec=spec), spec)
+    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
+    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
     return respond(
         request,
         "queue.html",
-        status=200 if tasks["problem"] is None else 400,
+        status=200 if problem is None else 400,
         spec=spec,
         name=spec.table.fullname,
         states=list(Status),
-        **_columns(site.exposure, spec),
-        **await _figures(site, spec),
-        **tasks,
+        columns=exposure.filters_of(spec),
+        named=exposure.columns.get(spec.entity, ()),
+        roles=[role for role in ROLES if role in spec.columns],
+        figures=figures,
+        pauses=pauses,
+        stages=stages,
+        charts=[chart for chart in charts if chart is not None],
+        filter=chosen,
+        problem=problem,
+        tasks=tasks,
+        cursor=cursor,
+        is_first=after is None and before is None,
+        scanned=SCAN,
     )
 
 
-async def _tasks(request: Request, site: Site, spec: QueueSpec) -> dict[str, Any]:
-    """Return the values that the template needs for the filter and the tasks that it selects."""
-    chosen, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
-    after, before = (request.query_params.get(name) for name in ("after", "before"))
-    table = TaskTable()
-    try:
-        table = await _table(site, spec, chosen, after, before)
-    except ArgumentError as error:
-        problem = str(error)
-    is_first = after is None and before is None
-    return {"filter": chosen, "problem": problem, "tasks": table, "is_first": is_first, "scanned": SCAN}
+async def _tasks(site: Site, spec: QueueSpec, chosen: Filter, after: str | None, before: str | None) -> Page[Any]:
+    criteria, state, exposure = chosen.criteria(spec), chosen.state, site.exposure
 
-
-async def _table(site: Site, spec: QueueSpec, chosen: Filter, after: str | None, before: str | None) -> TaskTable:
-    criteria, state = chosen.criteria(spec), chosen.state
-
-    def read(session: Session) -> TaskTable:
+    def read(session: Session) -> Page[Any]:
         adapter = open_(session, spec)
         columns = places_of(adapter, spec, state)
         start, end = (position(columns, each) for each in (after, before))
-        options = [site.exposure.loading(spec, SHOWN)]
+        options = [exposure.loading(spec, SHOWN)]
         found = page(
             session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS, options=options
         )
-        cut = site.exposure.texts(adapter, session, spec, [key_of(spec, task) for task in found.tasks], CELL)
-        return _shown(site.exposure, spec, found, cut)
+        cut = exposure.texts(adapter, session, spec, [key_of(spec, task) for task in found.tasks], CELL)
+        return replace(found, tasks=[_row(exposure, spec, task, cut) for task in found.tasks])
 
     key = ("tasks", spec, tuple(chosen.query.items()), after, before)
     return await site.read(key, read, spec)
 
 
-def _shown(
-    exposure: Exposure, spec: QueueSpec, found: Page[Any], cut: Mapping[Identity, Mapping[str, Any]]
-) -> TaskTable:
-    rows = []
-    for task in found.tasks:
-        key = key_of(spec, task)
-        own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
-        named = exposure.named(spec, task, cut.get(key, {}), CELL)
-        rows.append(TaskRow(key=key_text(key), own=_in_cells(own), named=_in_cells(named)))
-    return TaskTable(rows=rows, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
+def _row(exposure: Exposure, spec: QueueSpec, task: Any, cut: Mapping[Identity, Mapping[str, Any]]) -> TaskRow:
+    key = key_of(spec, task)
+    own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
+    named = exposure.named(spec, task, cut.get(key, {}), CELL)
+    return TaskRow(key=key_text(key), own=_in_cells(own), named=_in_cells(named))
 
 
 def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` as a table shows them, since they are kept for several viewers."""
     return {name: first_line(value) if isinstance(value, str) else value for name, value in values.items()}
-
-
-def _columns(exposure: Exposure, spec: QueueSpec) -> dict[str, Any]:
-    """Return the columns that tasks are filtered by, and those that the table shows."""
-    return {
-        "columns": exposure.filters_of(spec),
-        "named": exposure.columns.get(spec.entity, ()),
-        "roles": [role for role in ROLES if role in spec.columns],
-    }
-
-
-async def _figures(site: Site, spec: QueueSpec) -> dict[str, Any]:
-    """Return the figures of the queue, its pauses and its charts."""
-    figures, pauses = await site.read(("figures", spec), partial(figures_of, spec=spec), spec)
-    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
-    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
-    shown = [chart for chart in charts if chart is not None]
-    return {"figures": figures, "pauses": pauses, "stages": stages, "charts": shown}
 
 
 async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
@@ -247,6 +202,25 @@ def _rest(own: Mapping[str, Any]) -> Sequence[tuple[str, Any]]:
     return [(role, value) for role, value in own.items() if role not in apart and value is not None]
 
 
+# -- pages that show all queues of a kind -----------------------------------------------------------------------------
+
+
+async def _show_each(
+    request: Request,
+    template: str,
+    read: Callable[[Session, QueueSpec], object],
+    *,
+    role: str | None = None,
+    lifetime: float = LIFETIME,
+    **content: Any,
+) -> Response:
+    """Show what ``read`` returns for each queue, or for each that has a column ``role``."""
+    site = site_of(request)
+    specs = [spec for spec in site.queues.values() if role is None or role in spec.columns]
+    found = await site.read_each(template, read, specs, lifetime=lifetime)
+    return respond(request, template, queues=list(zip(specs, found, strict=True)), **content)
+
+
 # -- the page of failures, grouped by their text ----------------------------------------------------------------------
 
 GROUPS = 50
@@ -257,10 +231,7 @@ FAILURES = 10_000
 
 async def show_errors(request: Request) -> Response:
     """Show the most frequent errors of each queue."""
-    site = site_of(request)
-    specs = list(site.queues.values())
-    found = await site.read_each("errors", _read_errors, specs, lifetime=10)
-    return respond(request, "errors.html", queues=list(zip(specs, found, strict=True)), most=FAILURES, scanned=SCAN)
+    return await _show_each(request, "errors.html", _read_errors, lifetime=10, most=FAILURES, scanned=SCAN)
 
 
 def _read_errors(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
@@ -270,40 +241,18 @@ def _read_errors(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
 # -- the pages of outboxes and of pipelines: the figures of queues of one kind, in all and by stage -------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFigures:
-    """A queue's figures, in all and by stage."""
-
-    name: str
-    model: str
-    figures: QueueOverview
-    stages: Mapping[str, QueueStats]
-
-
 async def show_outboxes(request: Request) -> Response:
     """Show how far behind each relay is."""
-    return await _show_kind(request, "outbox.html", "message_key")
+    return await _show_each(request, "outbox.html", _read_figures, role="message_key")
 
 
 async def show_pipelines(request: Request) -> Response:
     """Show how many tasks are in each stage, and in which state."""
-    return await _show_kind(request, "pipelines.html", "stage")
+    return await _show_each(request, "pipelines.html", _read_figures, role="stage", states=list(Status))
 
 
-async def _show_kind(request: Request, template: str, role: str) -> Response:
-    site = site_of(request)
-    specs = [spec for spec in site.queues.values() if role in spec.columns]
-    found = await site.read_each(template, _read_figures, specs)
-    return respond(request, template, queues=found, states=list(Status))
-
-
-def _read_figures(session: Session, spec: QueueSpec) -> QueueFigures:
-    return QueueFigures(
-        name=spec.table.fullname,
-        model=spec.entity.__name__,
-        figures=operations.overview(session, spec.entity, cap=CAP, scan=SCAN),
-        stages=by_stage(session, spec),
-    )
+def _read_figures(session: Session, spec: QueueSpec) -> tuple[QueueOverview, dict[str, QueueStats]]:
+    return operations.overview(session, spec.entity, cap=CAP, scan=SCAN), by_stage(session, spec)
 
 
 def by_stage(session: Session, spec: QueueSpec) -> dict[str, QueueStats]:
@@ -334,10 +283,7 @@ class RecurringTask:
 
 async def show_schedules(request: Request) -> Response:
     """Show the recurring tasks of each queue, and when they run next."""
-    site = site_of(request)
-    specs = [spec for spec in site.queues.values() if spec.recurs]
-    found = await site.read_each("schedules", _read_schedules, specs)
-    return respond(request, "schedules.html", queues=list(zip(specs, found, strict=True)), most=SCHEDULE_ROWS)
+    return await _show_each(request, "schedules.html", _read_schedules, role="schedule", most=SCHEDULE_ROWS)
 
 
 def _read_schedules(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]:
@@ -375,12 +321,11 @@ LIMIT_ROWS = 500
 
 async def show_limits(request: Request) -> Response:
     """Show how many tasks of each key are running, and how many may."""
-    site = site_of(request)
-    specs = [spec for spec in site.queues.values() if spec.is_limited]
-    found = await site.read_each(
-        "limits", lambda session, spec: operations.limits(session, spec.entity, first=LIMIT_ROWS), specs
-    )
-    return respond(request, "limits.html", queues=list(zip(specs, found, strict=True)), most=LIMIT_ROWS)
+    return await _show_each(request, "limits.html", _read_limits, role="limit_key", most=LIMIT_ROWS)
+
+
+def _read_limits(session: Session, spec: QueueSpec) -> list[Limit]:
+    return operations.limits(session, spec.entity, first=LIMIT_ROWS)
 
 
 # -- the page of the workers that have registered ---------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -86,25 +85,13 @@ def badge(state: object) -> Markup:
     )
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("sqlqueue.dashboard"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Any] = {
-        "span": span,
-        "moment": moment,
-        "first_line": first_line,
-        "badge": badge,
-        "key": key_text,
-    }
-    environment.filters.update(filters)
-    environment.globals.update(figure=figure)
-    return environment
-
-
-templates = _environment()
+templates = Environment(
+    loader=PackageLoader("sqlqueue.dashboard"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+templates.filters.update(span=span, moment=moment, first_line=first_line, badge=badge, key=key_text)
+templates.globals.update(figure=figure)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from sqlalchemy.orm import Session
@@ -34,9 +34,6 @@ MAX_CHANGES = 100
 """The maximum number of changes that are kept."""
 SOON = 1.0
 """Seconds that a request waits for its change, so that most changes are finished when the page is shown."""
-
-
-Batches: TypeAlias = Callable[[Session], Iterable[Batch]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,52 +67,19 @@ class Changes:
         is_own = change is not None and (change.by.name, change.by.scope) == (by.name, by.scope)
         return change if is_own else None
 
-    async def begin(
-        self,
-        change: Change,
-        database: SessionRunner,
-        batches: Batches,
-        then: Callable[[], None],
-    ) -> None:
-        """Start a change, and wait up to a second for it to finish.  ``then`` is called when it has finished."""
+    async def begin(self, change: Change, work: Coroutine[Any, Any, None]) -> None:
+        """Start the ``work`` of a change, and wait up to a second for it to finish."""
         self._remember(change)
-        task = asyncio.create_task(self._run(change, database, batches, then))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.wait([task], timeout=SOON)
-
-    async def _run(
-        self,
-        change: Change,
-        database: SessionRunner,
-        batches: Batches,
-        then: Callable[[], None],
-    ) -> None:
-        by = change.by.name
-        logger.info("%s: %s", by, change.what)
-        try:
-            await database.run(lambda session: _carry_out(change, batches(session)))
-            change.state = "stopped" if change.stop else "done"
-        except Exception:
-            change.state = "failed"
-            logger.exception("%s: %s failed after %d tasks", by, change.what, change.changed)
-        finally:
-            then()
-        logger.info("%s: %s: %s, %d tasks changed", by, change.what, change.state, change.changed)
 
     def _remember(self, change: Change) -> None:
         over = [each.id for each in self._known.values() if each.state != "running"]
         for id in over[: max(len(self._known) - MAX_CHANGES + 1, 0)]:
             del self._known[id]
         self._known[change.id] = change
-
-
-def _carry_out(change: Change, batches: Iterable[Batch]) -> None:
-    for batch in batches:
-        change.changed += batch.changed
-        change.taken += batch.taken
-        if change.stop:
-            return
 
 
 # -- the state that all pages of a dashboard share --------------------------------------------------------------------
@@ -174,6 +138,31 @@ class Site:
             raise HTTPException(400, str(error)) from error
         finally:
             self.snapshots.forget()
+
+    async def begin(self, change: Change, batches: Callable[[Session], Iterable[Batch]]) -> None:
+        """Start a change, and wait up to a second for it to finish."""
+        await self.changes.begin(change, self._carry_out(change, batches))
+
+    async def _carry_out(self, change: Change, batches: Callable[[Session], Iterable[Batch]]) -> None:
+        by = change.by.name
+        logger.info("%s: %s", by, change.what)
+
+        def work(session: Session) -> None:
+            for batch in batches(session):
+                change.changed += batch.changed
+                change.taken += batch.taken
+                if change.stop:
+                    return
+
+        try:
+            await self.database.run(work)
+            change.state = "stopped" if change.stop else "done"
+        except Exception:
+            change.state = "failed"
+            logger.exception("%s: %s failed after %d tasks", by, change.what, change.changed)
+        finally:
+            self.snapshots.forget()
+        logger.info("%s: %s: %s, %d tasks changed", by, change.what, change.state, change.changed)
 
     async def read(
         self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from .._support.errors import ArgumentError
 from .._support.texts import logger_of
-from .access import Action, Decision, SameOrigin, StrictHeaders, Viewer
+from .access import Action, Decision, Viewer, same_origin, strict_headers
 from .actions import fields_of
 from .rendering import templates
 from .site import links_of
@@ -146,7 +146,7 @@ def with_login(dashboard: ASGIApp, token: Token) -> ASGIApp:
         Route("/logout", token.logout, methods=["POST"]),
         Mount("/", dashboard),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(StrictHeaders), Middleware(SameOrigin)])
+    app = Starlette(routes=routes, middleware=[Middleware(strict_headers), Middleware(same_origin)])
     app.router.redirect_slashes = False  # it would redirect to the Host header, which is not trusted
     return app
 
