@@ -41,7 +41,7 @@ class ChildProcess:
         """Start ``target(channel, *args)``; ``channel`` is its end of the pipe."""
         self.name = name
         self.channel, far_end = CONTEXT.Pipe()
-        self._process = start(target, far_end, *args, name=name, daemon=True)
+        self.process = start(target, far_end, *args, name=name, daemon=True)
         far_end.close()  # so that the pipe closes when the process ends
 
     def __enter__(self) -> Self:
@@ -49,24 +49,6 @@ class ChildProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-    @property
-    def pid(self) -> int:
-        """The process ID."""
-        pid: int = self._process.pid
-        return pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process is running."""
-        is_alive: bool = self._process.is_alive()
-        return is_alive
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit status; the negative number of the signal that killed it; ``None`` while it runs."""
-        code: int | None = self._process.exitcode
-        return code
 
     def send(self, message: object) -> None:
         """Send ``message``, if the process has not ended."""
@@ -85,12 +67,12 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill it as ``kill -9`` does, without any cleanup."""
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
     def join(self) -> None:
         """Wait for it to end, for at most :data:`PATIENCE` seconds."""
-        self._process.join(PATIENCE)
+        self.process.join(PATIENCE)
 
 
 # -- connections to the database that the user gives ------------------------------------------------------------------
@@ -186,7 +168,7 @@ SILENCE = 15.0
 
 
 @contextmanager
-def exit_codes(console: Console, program: str) -> Iterator[None]:
+def exit_codes(console: Console, program: str, stopped: str = "The tables are dropped.") -> Iterator[None]:
     """End the command with a message and exit status 2 on errors, and 130 on Ctrl-C."""
     try:
         yield
@@ -195,7 +177,7 @@ def exit_codes(console: Console, program: str) -> Iterator[None]:
         console.print(Text(readable(f"{program}: {reason}", lines=True)), soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        console.print("Stopped. The tables are dropped.")
+        console.print(f"Stopped. {stopped}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 

@@ -19,14 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import URL, ColumnElement, Engine, func, select
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import ErrorGroup, QueueSession, QueueStats, SQLQueueError, Status, Worker
+from sqlqueue import ErrorGroup, QueueSession, QueueStats, Status, Worker
 
 from ..._support.processes import CONTEXT
 from ..._support.texts import readable
-from ..support import ChildProcess, EvaluationError, connect, created_tables, reached, sessions
+from ..support import ChildProcess, EvaluationError, connect, created_tables, exit_codes, reached, sessions
 from .application import Base, File, Found, Receipt, indexer, scan
 
 # -- the command `sqlqueue demo` --------------------------------------------------------------------------------------
@@ -64,7 +63,8 @@ def demo(
     of --url, and are dropped afterwards.
     """
     display = Display(Console(highlight=False), Console(stderr=True, highlight=False))
-    try:
+    stopped = "The workers have ended." if keep else "The workers have ended, and the tables were dropped."
+    with exit_codes(display.complaints, "sqlqueue demo", stopped):
         found = list(scan(folder))
         if not found:
             raise EvaluationError(f"there are no files below {folder}")
@@ -72,15 +72,6 @@ def demo(
             tally = run(engine, folder.resolve(), found, workers, display)
             if keep:
                 display.say(f"Kept: {engine.url}")
-    except (EvaluationError, SQLQueueError) as error:
-        display.complain(f"sqlqueue demo: {error}")
-        raise typer.Exit(2) from error
-    except DBAPIError as error:
-        display.complain(f"sqlqueue demo: the database raised an error: {error.orig}")
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        display.complain("Stopped. The workers have ended" + ("." if keep else ", and the tables were dropped."))
-        raise typer.Exit(130) from None
     raise typer.Exit(0 if tally.is_clean else 1)
 
 
@@ -95,28 +86,29 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
     Session = sessions(engine)
     with Session.begin() as session:
         session.enqueue(File, [{"path": file.path, "size": file.size} for file in found])
-    with DemoWorkers(workers, engine.url, folder) as processes, display.progress(len(found)) as show:
-        victim = processes.start()
+    with _processes(workers, engine.url, folder) as processes, display.progress(len(found)) as show:
+        victim = _begin(processes)
         started = time.monotonic()
         for stats in _watched(processes, Session):
             show(stats)
-            if victim and _is_time(stats, time.monotonic() - started):
-                display.say(_killed(processes, victim, Session))
-                victim = None
+            if victim and not victim.is_killed and _is_time(stats, time.monotonic() - started):
+                victim.kill()
+                display.say(_killed(victim, Session))
         seconds = time.monotonic() - started
-        processes.stop()
-        for name in processes.crashed:
-            display.complain(f"{name} exited with an error")
+        for process in processes:
+            process.stop()
+            if process.has_crashed:
+                display.complain(f"{process.name} exited with an error")
     with Session() as session:
         tally = count(session, len(found))
     display.report(tally, seconds)
     return tally
 
 
-def _watched(processes: DemoWorkers, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
+def _watched(processes: Sequence[DemoWorker], Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
     """Yield the statistics repeatedly, until all files are finished or all workers have ended."""
     last, moved = None, time.monotonic()
-    while processes.is_alive:
+    while any(each.process.is_alive() for each in processes):
         time.sleep(_TICK)
         with Session.begin() as session:
             stats = session.stats(File)
@@ -134,84 +126,60 @@ def _is_time(stats: QueueStats, seconds: float) -> bool:
     return stats[Status.COMPLETED] > 0 or stats[Status.AVAILABLE] == 0 or seconds > _LEASE / 2
 
 
-def _killed(processes: DemoWorkers, name: str, Session: sessionmaker[QueueSession]) -> str:
-    pid = processes.kill(name)
+def _killed(victim: DemoWorker, Session: sessionmaker[QueueSession]) -> str:
     with Session() as session:
-        held = session.stats(File, File.claimed_by == name)[Status.RUNNING]
-    return f"Killed {name} (process {pid}) while it held {held} files."
+        held = session.stats(File, File.claimed_by == victim.name)[Status.RUNNING]
+    return f"Killed {victim.name} (process {victim.process.pid}) while it held {held} files."
 
 
 # -- the worker processes, one of which is killed ---------------------------------------------------------------------
 
 
-class DemoWorkers:
-    """The worker processes.  Leaving the ``with`` block kills those that still run."""
+class DemoWorker(ChildProcess):
+    """A worker process."""
 
-    def __init__(self, count: int, url: URL, folder: Path) -> None:
-        CONTEXT.set_forkserver_preload([__name__])
-        self._processes = [_DemoWorker(f"worker {n}", url, folder) for n in range(1, count + 1)]
-
-    def __enter__(self) -> DemoWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-
-    def start(self) -> str | None:
-        """Start working.  If there are several processes, the first pauses when it holds files; returns its name.
-
-        Raises :class:`.EvaluationError` if a process exits or does not respond.
-        """
-        for process in self._processes:
-            process.receive()
-        victim = self._processes[0] if len(self._processes) > 1 else None
-        if victim is not None:
-            victim.send("claim and wait")
-            victim.receive()
-        for process in self._processes:
-            if process is not victim:
-                process.send("work")
-        return None if victim is None else victim.name
-
-    def kill(self, name: str) -> int:
-        """Kill a process as ``kill -9`` does, without any cleanup, and return its process ID."""
-        (victim,) = (process for process in self._processes if process.name == name)
-        victim.kill()
-        return victim.pid
-
-    def stop(self) -> None:
-        """Stop all processes, and wait for them."""
-        for process in self._processes:
-            process.stop()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether any process is running."""
-        return any(process.is_alive for process in self._processes)
-
-    @property
-    def crashed(self) -> Sequence[str]:
-        """The names of the processes that ended with an error, which they have printed."""
-        return [process.name for process in self._processes if process.has_crashed]
-
-
-class _DemoWorker(ChildProcess):
     def __init__(self, name: str, url: URL, folder: Path) -> None:
         super().__init__(name, _main, name, url, folder)
-        self._killed = False
+        self.is_killed = False
 
     @property
     def has_crashed(self) -> bool:
-        return not self._killed and self.exit_code not in (None, 0)
+        """Whether it ended with an error, which it has printed."""
+        return not self.is_killed and self.process.exitcode not in (None, 0)
 
     def stop(self) -> None:
+        """Stop it, and wait for it."""
         self.send("stop")
         self.join()
 
     def kill(self) -> None:
-        self._killed = True
+        """Kill it as ``kill -9`` does, without any cleanup."""
+        self.is_killed = True
         super().kill()
+
+
+@contextmanager
+def _processes(number: int, url: URL, folder: Path) -> Iterator[list[DemoWorker]]:
+    CONTEXT.set_forkserver_preload([__name__])
+    with ExitStack() as stack:
+        yield [stack.enter_context(DemoWorker(f"worker {n}", url, folder)) for n in range(1, number + 1)]
+
+
+def _begin(processes: Sequence[DemoWorker]) -> DemoWorker | None:
+    """Let the processes work.  If there are several, the first one pauses when it holds files, and is returned.
+
+    Raises :class:`.EvaluationError` if a process exits or does not respond.
+    """
+    for process in processes:
+        process.receive()
+    victim = processes[0] if len(processes) > 1 else None
+    if victim is not None:
+        victim.send("claim and wait")
+        victim.receive()
+    for process in processes:
+        if process is not victim:
+            process.send("work")
+    return victim
 
 
 def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:

@@ -36,18 +36,18 @@ class WorkerProcess(ChildProcess):
         super().__init__(name, main, url, name)
         self.is_frozen = False
 
-    def freeze(self, seconds: float) -> None:
-        """Suspend it for some seconds, as if its machine were suspended: its connections stay open."""
-        os.kill(self.pid, signal.SIGSTOP)
+    def freeze(self) -> None:
+        """Suspend it for longer than a lease, as if its machine were suspended: its connections stay open."""
+        os.kill(self.process.pid, signal.SIGSTOP)
         self.is_frozen = True
         # a timer, because this process may itself be waiting for locks that the frozen one holds
-        timer = threading.Timer(seconds, self._thaw)
+        timer = threading.Timer(_FROZEN, self._thaw)
         timer.daemon = True
         timer.start()
 
     def _thaw(self) -> None:
         with suppress(OSError):  # it was killed at the end
-            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.process.pid, signal.SIGCONT)
         self.is_frozen = False
 
     def cut(self) -> None:
@@ -98,7 +98,7 @@ class WorkerProcesses:
 
     def replace_dead(self) -> None:
         """Record processes that ended without having been killed, and start others."""
-        for process in [process for process in self.running if not process.is_alive]:
+        for process in [process for process in self.running if not process.process.is_alive()]:
             self.died.append(process.name)
             self.replace(process)
 
@@ -139,16 +139,16 @@ class Faults:
     def inflict(self, until: Callable[[], bool]) -> Iterator[None]:
         """Enqueue tasks and inject faults until ``until`` holds and each kind has occurred; yield between them."""
         kinds: dict[str, Callable[[WorkerProcess], None]] = {
-            "frozen": self._freeze,
+            "frozen": WorkerProcess.freeze,
             "killed": self._kill,
-            "cut off": self._cut,
+            "cut off": WorkerProcess.cut,
         }
         # in a separate thread: waiting for the locks of a frozen worker must not delay the next fault
         with ThreadPoolExecutor(1, "locks") as pool:
             holding: Future[None] | None = None
             while not until() or len(self.counts) < len(kinds):
                 if holding is None or holding.done():
-                    holding = pool.submit(self._hold_locks)
+                    holding = pool.submit(hold_locks, self._sessions)
                 for kind, fault in kinds.items():
                     with suppress(DBAPIError):
                         self._enqueue()
@@ -199,16 +199,6 @@ class Faults:
     def _kill(self, worker: WorkerProcess) -> None:
         worker.kill()
         self._workers.replace(worker)
-
-    def _freeze(self, worker: WorkerProcess) -> None:
-        worker.freeze(_FROZEN)
-
-    def _cut(self, worker: WorkerProcess) -> None:
-        worker.cut()
-
-    def _hold_locks(self) -> None:
-        with suppress(DBAPIError):  # this session itself lost a conflict
-            hold_locks(self._sessions)
 
 
 # -- scenarios, each of which tests one promise in this process while faults are injected into workers ----------------
@@ -380,7 +370,7 @@ def limited(Session: QueueSessions) -> Observed:
 
 def hold_locks(Session: QueueSessions) -> None:
     """Lock a row that handlers change, for longer than they wait."""
-    with Session() as session:
+    with suppress(DBAPIError), Session() as session:  # it may itself lose a conflict
         number = random.randint(1, ACCOUNTS)
         session.execute(update(Account).where(Account.id == number).values(balance=Account.balance))
         time.sleep(_HOLD)
