@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, inspect, make_url
+from typer.testing import CliRunner
 
+from sqlqueue.cli import application
 from sqlqueue.evaluation.prove.application import Base, Task
 from sqlqueue.evaluation.prove.run import Promise, Proof
 from tests.support.harness import Database
@@ -30,9 +32,9 @@ Fence.marks = lambda self, claims: [(1,) for _ in claims]
 """
 # a claim checks only the state, not whether the lease has ended
 NO_LEASE = """
-import sqlqueue.sql.selection as selection
-honest = selection.come_due
-selection.come_due = lambda spec: tuple(each for number, each in enumerate(honest(spec)) if number != 1)
+import sqlqueue.sql as sql
+honest = sql.come_due
+sql.come_due = lambda spec: tuple(each for number, each in enumerate(honest(spec)) if number != 1)
 """
 
 
@@ -103,8 +105,8 @@ def test_existing_tables_are_not_touched(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/proof.db"
     engine = create_engine(url)
     Task.__table__.create(engine)
-    ended = prove(url, *BRIEFLY)
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(application(), ["prove", "--url", url])
+    assert ended.exit_code == 2
     assert "sqlqueue_prove_task already exists" in ended.stderr
     assert inspect(engine).get_table_names() == ["sqlqueue_prove_task"]
     engine.dispose()
@@ -112,8 +114,8 @@ def test_existing_tables_are_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite://", "sqlite+aiosqlite:///proof.db"])
 def test_an_unusable_database_is_an_error(url: str) -> None:
-    ended = prove(url, *BRIEFLY)
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(application(), ["prove", "--url", url])
+    assert ended.exit_code == 2
     assert ended.stderr.startswith("sqlqueue prove: ")
 
 
