@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +11,22 @@ from sqlalchemy.schema import DropIndex
 
 from sqlqueue import Finding, SchemaMismatchError, Worker, check, verify_schema
 from tests.check.checking import changed, execute
-from tests.support.fleet import Errand, FleetWorker, fleet, sync_fleet
+from tests.support import tables
+from tests.support.fleet import Errand, FleetWorker
 from tests.support.harness import Database
-from tests.support.history import Parcel, Past, sync_archive
-
-__all__ = ["fleet", "sync_archive", "sync_fleet"]
+from tests.support.history import Parcel, Past
 
 INDEX = next(index for index in Past.__table__.indexes if index.name == "ix_past_task")  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def sync_archive(sync_db: Database) -> Iterator[Database]:
+    yield from tables.changeable(sync_db, Past.metadata)
+
+
+@pytest.fixture
+def sync_fleet(sync_db: Database) -> Iterator[Database]:
+    yield from tables.changeable(sync_db, FleetWorker.metadata)
 
 
 def findings(db: Database, target: Any) -> list[Finding]:

@@ -22,9 +22,21 @@ from tests.support.harness import Database
 Function = Callable[..., Any]
 
 
+def _needs(driver: str) -> list[pytest.MarkDecorator]:
+    """Return a mark that skips tests if this driver, given as `engine+driver`, is missing, unless all are required."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mariadb has invalid escape sequences
+            URL.create(driver).get_dialect().import_dbapi()
+    except ImportError as error:
+        if os.environ.get("SQLQUEUE_REQUIRE_DRIVERS") != "1":
+            return [pytest.mark.skip(reason=f"no driver {driver}: {error}")]
+    return []
+
+
 def _each(drivers: Callable[[EngineCase], Iterable[str]]) -> pytest.MarkDecorator:
     given = [
-        pytest.param((case, "sync"), f"{case.name}+{driver}", id=f"{case.name}-{driver}")
+        pytest.param((case, "sync"), name := f"{case.name}+{driver}", id=f"{case.name}-{driver}", marks=_needs(name))
         for case in SELECTED
         for driver in drivers(case)
     ]
@@ -37,22 +49,10 @@ on_network_drivers = _each(
 )
 
 
-def check_installed(driver: str) -> None:
-    """Skip the test if this driver, given as `engine+driver`, is not installed.  Fail it if all of them must be."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # mariadb has invalid escape sequences
-            URL.create(driver).get_dialect().import_dbapi()
-    except ImportError as error:
-        miss = pytest.fail if os.environ.get("SQLQUEUE_REQUIRE_DRIVERS") == "1" else pytest.skip
-        miss(f"no driver {driver}: {error}")
-
-
 @contextmanager
 def engine_with(driver: str, database: Database) -> Iterator[Engine]:
     """Yield an engine for `database` with another driver, whose connections are not pooled: those of a driver for
     asyncio belong to the event loop that opened them."""
-    check_installed(driver)
     url, hole = database.url.set(drivername=driver), None
     if "host" in url.query:  # a Unix domain socket, which some drivers cannot use
         hole = BlackHole(url)

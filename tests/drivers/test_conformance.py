@@ -15,6 +15,7 @@ from sqlqueue import QueueSession
 from sqlqueue.testing import conformance
 from sqlqueue.testing.conformance import Base, Suite, TestClaims, TestEngine, TestKeys, TestSettling
 from tests.drivers.any_driver import Function, engine_with, on_a_loop, on_other_drivers
+from tests.support import tables
 from tests.support.harness import Database, execute_on_connect
 
 pytestmark = on_other_drivers
@@ -27,15 +28,30 @@ class Threads(ThreadPoolExecutor):
         return super().submit(on_a_loop(function), *arguments, **options)
 
 
+@pytest.fixture(scope="module")
+def engines_with_tables() -> Iterator[set[Engine]]:
+    """The engines whose databases have the suite's tables, which are kept between its tests."""
+    engines: set[Engine] = set()
+    yield engines
+    for engine in engines:
+        Base.metadata.drop_all(engine)
+
+
 class OnLoops:
     @pytest.fixture
     def sessions(
-        self, conformance_engine: Engine, monkeypatch: pytest.MonkeyPatch
+        self,
+        sync_db: Database,
+        engines_with_tables: set[Engine],
+        conformance_engine: Engine,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[sessionmaker[QueueSession]]:
         monkeypatch.setattr(conformance, "ThreadPoolExecutor", Threads)
-        on_a_loop(Base.metadata.create_all)(conformance_engine)
+        if sync_db.engine not in engines_with_tables:
+            tables.make(sync_db.engine, Base.metadata)
+            engines_with_tables.add(sync_db.engine)
         yield sessionmaker(conformance_engine, class_=QueueSession)
-        on_a_loop(Base.metadata.drop_all)(conformance_engine)
+        tables.empty(sync_db.engine, sync_db.case, Base.metadata)
 
 
 def with_any_driver(suite: type[Suite]) -> type[Suite]:

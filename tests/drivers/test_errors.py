@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import passes
-from tests.drivers.any_driver import check_installed, engine_with, on_a_loop, on_network_drivers, on_other_drivers
+from tests.drivers.any_driver import engine_with, on_a_loop, on_network_drivers, on_other_drivers
 from tests.drivers.cases import taken_for
 from tests.drivers.listeners import closed, listener
 from tests.support.harness import Database
@@ -70,7 +70,6 @@ def test_an_error_of_something_else_is_not_an_outage(sync_db: Database) -> None:
 @on_network_drivers
 def test_a_server_that_cannot_be_reached_is_an_outage(sync_db: Database, driver: str) -> None:
     """Some drivers raise errors of Python itself, which look like those of an application's own requests."""
-    check_installed(driver)
     url = URL.create(driver, "ada", "secret", "127.0.0.1", database="queues")
     with closed() as port, pytest.raises((DBAPIError, OSError)) as caught:
         connect_to(url.set(port=port))

@@ -11,7 +11,7 @@ from sqlalchemy import event, insert
 from sqlqueue import Worker, check
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker import fetcher as poller
-from tests.drivers.any_driver import check_installed, engine_with, on_a_loop, on_other_drivers
+from tests.drivers.any_driver import engine_with, on_a_loop, on_other_drivers
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.workers import AT_ONCE, LONG, Running, all_are, eventually
@@ -20,7 +20,6 @@ from tests.support.workers import AT_ONCE, LONG, Running, all_are, eventually
 @pytest.fixture
 def worker(sync_db: Database, driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A worker with this driver that finds tasks only if it is notified."""
-    check_installed(driver)
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     url = sync_db.url.set(drivername=driver)
     options: dict[str, Any] = {"engine": sync_db.engine, "is_async": url.get_dialect().is_async}

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import NullPool, literal, select
 
 from sqlqueue import Worker
-from tests.drivers.any_driver import check_installed, on_network_drivers
+from tests.drivers.any_driver import on_network_drivers
 from tests.outages.blackhole import BlackHole, through
 from tests.support.harness import Database
 from tests.support.models import Task
@@ -38,7 +38,6 @@ def hole(sync_db: Database) -> Iterator[BlackHole]:
 def test_a_silent_server_is_an_outage(
     sync_db: Database, driver: str, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_installed(driver)
     monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", CONNECT)
     url = through(hole, sync_db.url).set(drivername=driver)
     is_async = url.get_dialect().is_async

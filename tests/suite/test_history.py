@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +14,12 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import claim_messages
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
-from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, kept_tables_in
+from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, archive
 from tests.support.models import Task
 
+__all__ = ["archive"]
 
-@pytest.fixture(autouse=True)
-def tables(db: Database) -> Iterator[None]:
-    for _ in kept_tables_in(db):
-        yield
+pytestmark = pytest.mark.usefixtures("archive")
 
 
 def refuse(reason: str) -> None:

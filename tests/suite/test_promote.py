@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,20 +10,16 @@ from sqlalchemy import select, update
 
 from sqlqueue import ClaimLostError, claim_of, utcnow
 from tests.suite.attempts import outcomes
-from tests.support import history
 from tests.support.harness import Database
+from tests.support.history import Parcel, archive
 from tests.support.models import Base, Listing, Report, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows
 from tests.support.workers import statuses
 
+__all__ = ["archive"]
+
 OF_WORKER = -77
 """The token of a claim that a worker has made."""
-
-
-@pytest.fixture
-def recorded(db: Database) -> Iterator[None]:
-    for _ in history.kept_tables_in(db):
-        yield
 
 
 def promoted(db: Database, model: Any = Task, **options: Any) -> int:
@@ -133,12 +128,12 @@ def test_slots_of_crashed_tasks_are_freed(db: Database) -> None:
     assert len(db.committed.claim_many(Visit, limit=3)) == 2
 
 
-@pytest.mark.usefixtures("recorded")
+@pytest.mark.usefixtures("archive")
 def test_the_crashed_attempt_is_recorded(db: Database) -> None:
-    db.committed.add(history.Parcel())
-    task = db.committed.claim(history.Parcel, claimed_by="gone")
-    crash(db, history.Parcel)
-    assert promoted(db, history.Parcel) == 1
+    db.committed.add(Parcel())
+    task = db.committed.claim(Parcel, claimed_by="gone")
+    crash(db, Parcel)
+    assert promoted(db, Parcel) == 1
     with db.begin() as actor:
         (attempt,) = actor.history(task)
         assert outcomes([attempt]) == [(1, "crashed", "crashed: its lease expired without a settlement")]

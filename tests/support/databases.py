@@ -16,6 +16,7 @@ class Databases:
         self._servers = servers
         self._loop = LoopThread()
         self._engines: dict[EngineCase, Engine] = {}
+        self._cleaners: dict[EngineCase, Engine] = {}
         self._databases: dict[tuple[EngineCase, str], Database] = {}
 
     def get(self, case: EngineCase, mode: str) -> Database:
@@ -36,18 +37,21 @@ class Databases:
         return f"{server.version} ({server.origin})"
 
     def empty(self, case: EngineCase) -> None:
-        tables.empty(self._engine(case), case, Base.metadata)
+        tables.empty(self._cleaners[case], case, Base.metadata)
 
     def dispose(self) -> None:
         for database in self._databases.values():
             database.dispose()
-        for engine in self._engines.values():
+        for engine in (*self._engines.values(), *self._cleaners.values()):
             engine.dispose()
         self._loop.stop()
 
     def _engine(self, case: EngineCase) -> Engine:
         """The plain engine for checks and cleanup, separate from the sessions' pools."""
         if case not in self._engines:
-            self._engines[case] = create_engine(self._servers.get(case).url)
+            url = self._servers.get(case).url
+            self._engines[case] = create_engine(url)
+            # between two tests it sends what is needed, and neither begins nor resets transactions
+            self._cleaners[case] = create_engine(url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
             tables.make(self._engines[case], Base.metadata)
         return self._engines[case]

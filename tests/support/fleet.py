@@ -9,6 +9,7 @@ from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import JobMixin, QueueMixin, WorkerMixin
+from tests.support import tables
 from tests.support.harness import Database
 
 
@@ -33,19 +34,11 @@ class FleetWorker(WorkerMixin, Fleet):
     __tablename__ = "fleet_worker"
 
 
-def tables_in(db: Database) -> Iterator[Database]:
-    """Create the tables for one test."""
-    Fleet.metadata.drop_all(db.engine)
-    Fleet.metadata.create_all(db.engine)
-    yield db
-    Fleet.metadata.drop_all(db.engine)
-
-
 @pytest.fixture
 def fleet(db: Database) -> Iterator[Database]:
-    yield from tables_in(db)
+    yield from tables.kept(db, Fleet.metadata)
 
 
 @pytest.fixture
 def sync_fleet(sync_db: Database) -> Iterator[Database]:
-    yield from tables_in(sync_db)
+    yield from tables.kept(sync_db, Fleet.metadata)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import URL, Identity, String
+from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
@@ -98,32 +98,11 @@ class FragileCrate(Crate):
     __mapper_args__ = {"polymorphic_identity": "fragile"}  # noqa: RUF012
 
 
-def tables_in(db: Database) -> Iterator[Database]:
-    """Create the tables for one test, which may change them."""
-    _CREATED.discard(db.url)
-    tables.make(db.engine, Base.metadata)
-    yield db
-    Base.metadata.drop_all(db.engine)
-
-
-def kept_tables_in(db: Database) -> Iterator[Database]:
-    """Create the tables unless an earlier test has, and empty them after the test."""
-    if db.url not in _CREATED:
-        tables.make(db.engine, Base.metadata)
-        _CREATED.add(db.url)
-    yield db
-    tables.empty(db.engine, db.case, Base.metadata)
-
-
-_CREATED: set[URL] = set()
-"""The databases that have the tables."""
-
-
 @pytest.fixture
 def archive(db: Database) -> Iterator[Database]:
-    yield from tables_in(db)
+    yield from tables.kept(db, Base.metadata)
 
 
 @pytest.fixture
 def sync_archive(sync_db: Database) -> Iterator[Database]:
-    yield from tables_in(sync_db)
+    yield from tables.kept(sync_db, Base.metadata)

@@ -123,12 +123,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:
-    """Return the engines whose servers a test needs."""
-    parameters = getattr(item, "callspec", None)
-    if parameters is None:
-        return []
-    given = {name: value for name, value in parameters.params.items() if name in ("db", "sync_db", "origin")}
-    return [value if name == "origin" else value[0] for name, value in given.items()]
+    """Return the engines whose servers a test needs; a parametrization from which nothing is left has none."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    chosen = [parameters.get(name) for name in ("db", "sync_db", "origin")]
+    cases = [value[0] if isinstance(value, tuple) else value for value in chosen]
+    return [case for case in cases if isinstance(case, EngineCase)]
 
 
 @pytest.fixture(scope="session")

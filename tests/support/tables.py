@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
-from sqlalchemy import Engine, Executable, MetaData, ScalarSelect, Table, delete, func, literal, select
+from sqlalchemy import URL, Engine, MetaData, ScalarSelect, Table, TextClause, delete, func, literal, select, text
 
 from tests.support.engines import EngineCase
+from tests.support.harness import Database
 
 LARGE = 1_000
 """Rows above which deleting one by one takes longer than truncating."""
+_KEPT: set[tuple[URL, MetaData]] = set()
+"""The tables that a database keeps between tests."""
 
 
 def make(engine: Engine, metadata: MetaData) -> None:
@@ -17,10 +21,27 @@ def make(engine: Engine, metadata: MetaData) -> None:
     metadata.create_all(engine)
 
 
+def changeable(db: Database, metadata: MetaData) -> Iterator[Database]:
+    """Create the tables for one test, which may change them."""
+    _KEPT.discard((db.url, metadata))
+    make(db.engine, metadata)
+    yield db
+    metadata.drop_all(db.engine)
+
+
+def kept(db: Database, metadata: MetaData) -> Iterator[Database]:
+    """Create the tables unless an earlier test has, and empty them after the test."""
+    if (db.url, metadata) not in _KEPT:
+        make(db.engine, metadata)
+        _KEPT.add((db.url, metadata))
+    yield db
+    empty(db.engine, db.case, metadata)
+
+
 def empty(engine: Engine, case: EngineCase, metadata: MetaData) -> None:
     quote = engine.dialect.identifier_preparer.format_table
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        counts = connection.execute(_counts(metadata)).mappings().one()
+    with engine.begin() as connection:
+        counts = connection.execute(_counts(engine, metadata)).mappings().one()
         for table in reversed(metadata.sorted_tables):
             if counts[table.name] >= LARGE and case.truncate:
                 for statement in case.truncate:
@@ -30,8 +51,10 @@ def empty(engine: Engine, case: EngineCase, metadata: MetaData) -> None:
 
 
 @lru_cache
-def _counts(metadata: MetaData) -> Executable:
-    return select(*(_count(table).label(table.name) for table in metadata.sorted_tables))
+def _counts(engine: Engine, metadata: MetaData) -> TextClause:
+    """Return the statement as text, of which SQLAlchemy needs no key for its cache of compiled statements."""
+    counts = select(*(_count(table).label(table.name) for table in metadata.sorted_tables))
+    return text(str(counts.compile(engine, compile_kwargs={"literal_binds": True})))
 
 
 def _count(table: Table) -> ScalarSelect[int]:
