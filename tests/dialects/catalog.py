@@ -97,7 +97,7 @@ def mappers() -> list[Mapper[Any]]:
         mapper
         for base in (Base, DataBase)
         for mapper in base.registry.mappers
-        if mapper.class_.__module__.startswith("tests.support.models.")
+        if mapper.class_.__module__ == "tests.support.models"
     ]
     return [*mine, inspect(past.Past), inspect(FleetWorker)]
 

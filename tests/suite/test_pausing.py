@@ -85,7 +85,7 @@ def test_two_sessions_pause_at_once(db: Database) -> None:
     assert first.pause(Task, paused_by="first")
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
     assert had_to_wait
-    assert told == [False]
+    assert told is False
     assert [pause.paused_by for pause in second.paused(Task)] == ["first"], "its transaction goes on"
     second.rollback()
 
@@ -127,7 +127,7 @@ def test_a_pause_during_a_resume(db: Database) -> None:
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
     second.commit()
     assert had_to_wait
-    assert told == [True]
+    assert told is True
     assert keys(db) == {"task"}
 
 

@@ -167,7 +167,7 @@ def test_postpone_skips_locked_rows(db: Database) -> None:
         by_plain_sql(db, Task, name="later", available_at=TOMORROW)
     holder = db.session()
     holder.scalars(select(Task).limit(1).with_for_update()).all()
-    late, (found,) = waited(holder, lambda: postponed(db), 5)
+    late, found = waited(holder, lambda: postponed(db), 5)
     assert (late, found) == (False, 2)
     holder.rollback()
 

@@ -72,6 +72,10 @@ def fetch_image(image: str, *, wanted: bool) -> None:
         raise Unavailable(f"{image} is not here and cannot be pulled") from error
 
 
+def first_line(error: object) -> str:
+    return str(error).partition("\n")[0]
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.ddl import CreateTable
 
+from tests.support.containers import first_line
 from tests.support.engines import EngineCase
 
 MARK = Table("sqlqueue_tests", MetaData(), Column("id", Integer, primary_key=True, autoincrement=False))
@@ -36,7 +37,7 @@ def move_in(case: EngineCase, url: URL) -> None:
                     break  # another process of this run was faster
                 grants = f"; {case.grants.format(name=url.username, database=url.database)}" if case.grants else ""
                 raise Refused(
-                    f"{url.username or 'this account'} may not {privilege} ({_first_line(error)}){grants}"
+                    f"{url.username or 'this account'} may not {privilege} ({first_line(error.orig)}){grants}"
                 ) from error
     if case.condition:
         _check(engine, *case.condition)
@@ -68,7 +69,3 @@ def _check(engine: Engine, question: str, remedy: str) -> None:
     with engine.connect() as connection:
         if not connection.scalar(text(question)):
             raise Refused(f"it is not set up for queues: {remedy}")
-
-
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).partition("\n")[0]

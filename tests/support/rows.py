@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from itertools import cycle, islice
-from threading import Thread
 from typing import Any, TypeVar
 
 import pytest
@@ -31,6 +31,7 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """The states of rows that can be claimed: ready ones, and due ones."""
 DUE = ("scheduled", "retryable", "expired")
+_THREADS = ThreadPoolExecutor(10)
 
 
 def rows(count: int, *conditions: str, **columns: Any) -> list[dict[str, Any]]:
@@ -65,32 +66,18 @@ def contenders(db: Database, count: int = 2) -> list[Actor]:
     return actors
 
 
-def waited(holder: Actor, call: Callable[[], T], within: float = 1) -> tuple[bool, list[T]]:
+def waited(holder: Actor, call: Callable[[], T], within: float = 1) -> tuple[bool, T]:
     """Return whether `call` waited for `holder`, whose transaction is then committed, and the result of `call`."""
-    returned: list[T] = []
-    raised: list[BaseException] = []
-    thread = Thread(target=_call, args=(call, returned, raised), daemon=True)
-    thread.start()
-    thread.join(within)
-    late = thread.is_alive()
+    result = _THREADS.submit(call)
+    late = not wait([result], within).done
     if late:
         holder.commit()
-        thread.join()
-    for error in raised:
-        raise error
-    return late, returned
-
-
-def _call(call: Callable[[], T], returned: list[T], raised: list[BaseException]) -> None:
-    try:
-        returned.append(call())
-    except BaseException as error:
-        raised.append(error)
+    return late, result.result()
 
 
 def without_waiting(holder: Actor, call: Callable[[], T], within: float = 60) -> T:
     """Return the result of `call`, which must not wait for locks of `holder`."""
-    late, (value,) = waited(holder, call, within)
+    late, value = waited(holder, call, within)
     if late:
         pytest.fail(f"waited for another transaction for more than {within} s")
     return value

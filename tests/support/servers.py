@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,13 @@ from typing import Any
 from sqlalchemy import URL, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from tests.support.containers import Unavailable, fetch_image
+from tests.support.containers import Unavailable, fetch_image, first_line
 from tests.support.engines import CHOSEN, REQUIRED, Container, EngineCase
 from tests.support.given import Refused, move_in
 
 MEMORY = "/dev/shm"
-_STARTING = (
-    Lock()
-)  # the library creates its cleanup container together with the first container, and is not thread-safe
+_STARTING = Lock()
+"""The library creates its cleanup container together with the first container, and is not thread-safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +38,12 @@ class Servers:
         self._stack = ExitStack()
         self._found: dict[EngineCase, Server | Unavailable] = {}
 
-    def start(self, cases: Iterable[EngineCase]) -> None:
-        """Start servers in parallel: the total time is that of the slowest engine."""
-        pending = [case for case in cases if case not in self._found]
-        for case in pending:
-            if reason := case.missing_driver:
-                self._found[case] = Unavailable(reason)
-        startable = [case for case in pending if case not in self._found]
-        with ThreadPoolExecutor() as pool:
-            self._found |= zip(startable, pool.map(self._find, startable), strict=True)
-
     def get(self, case: EngineCase) -> Server:
-        self.start([case])
+        if case not in self._found:
+            try:
+                self._found[case] = _find(case, self._stack)
+            except Unavailable as reason:
+                self._found[case] = reason
         found = self._found[case]
         if isinstance(found, Unavailable):
             raise Unavailable(*found.args)  # an exception that is raised repeatedly accumulates tracebacks
@@ -61,33 +52,29 @@ class Servers:
     def stop(self) -> None:
         self._stack.close()
 
-    def _find(self, case: EngineCase) -> Server | Unavailable:
-        try:
-            return _find(case, self._stack)
-        except Unavailable as reason:
-            return reason
-
 
 def _find(case: EngineCase, stack: ExitStack) -> Server:
+    if reason := case.missing_driver:
+        raise Unavailable(reason)
     if case.given:
         return _given(case, case.given)
-    reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
+    why = f"{case.name} has no source but {case.url_variable}"
     if case.container:
         try:
             return contained(case, case.container, stack)[0]
-        except Unavailable as refusal:
-            reason = refusal
+        except Unavailable as reason:
+            why = str(reason)
     if case.embedded is None:
-        raise reason
+        raise Unavailable(why)
     parent = MEMORY if case.small and os.access(MEMORY, os.W_OK) else None
     temporary = tempfile.TemporaryDirectory(prefix="sqlqueue-", dir=parent, ignore_cleanup_errors=True)
     directory = Path(stack.enter_context(temporary))
     try:
         return answering(make_url(case.embedded(directory)), "embedded")
     except ImportError as error:
-        raise Unavailable(f"{reason}, and {error.name} is not installed") from error
+        raise Unavailable(f"{why}, and {error.name} is not installed") from error
     except (OSError, SubprocessError) as error:
-        raise Unavailable(f"{reason}, and the embedded server does not start: {_first_line(error)}") from error
+        raise Unavailable(f"{why}, and the embedded server does not start: {first_line(error)}") from error
 
 
 def _given(case: EngineCase, url: URL) -> Server:
@@ -97,10 +84,6 @@ def _given(case: EngineCase, url: URL) -> Server:
     except Refused as reason:
         raise Unavailable(f"{case.url_variable}: {reason}") from reason
     return server
-
-
-def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0]
 
 
 def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple[Server, Any]:
@@ -114,8 +97,9 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
     if container.prepare:
         entrance = url._replace(database=None)
         answering(entrance, image, running, container.patience.total_seconds())
-        for statement in container.prepare:
-            _execute(entrance, statement)
+        with create_engine(entrance, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+            for statement in container.prepare:
+                connection.exec_driver_sql(statement)
     return answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
 
 
@@ -149,7 +133,7 @@ def _run(image: str, container: Container) -> Any:
         with _STARTING:
             return description.start()
     except OSError as error:
-        raise Unavailable(f"{image} does not start: {_first_line(error)}") from error
+        raise Unavailable(f"{image} does not start: {first_line(error)}") from error
 
 
 def answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:
@@ -163,18 +147,9 @@ def answering(url: URL, origin: str, running: Any = None, patience: float = 10) 
                 return Server(url, ".".join(map(str, version[:3])), origin)
         except DBAPIError as error:
             if time.monotonic() > deadline:
-                raise Unavailable(f"{origin} does not answer: {_first_line(error.orig)}") from error
-            if running and _ended(running):
-                raise Unavailable(f"{origin} ended at once: {running.get_logs()}") from error
+                raise Unavailable(f"{origin} does not answer: {first_line(error.orig)}") from error
+            if running:
+                running.reload()
+                if running.status == "exited":
+                    raise Unavailable(f"{origin} ended at once: {running.get_logs()}") from error
         time.sleep(0.2)
-
-
-def _ended(running: Any) -> bool:
-    running.reload()
-    return bool(running.status == "exited")
-
-
-def _execute(url: URL, statement: str) -> None:
-    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql(statement)

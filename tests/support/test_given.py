@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,16 +39,3 @@ def test_foreign_tables_are_left_alone(url: URL) -> None:
         move_in(CASE, url)
     move_out(url)
     assert tables(url) == {"task"}
-
-
-def test_a_missing_privilege_is_named(url: URL) -> None:
-    create_engine(url, poolclass=NullPool).connect().close()
-    reader = URL.create("sqlite", database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})
-    with pytest.raises(Refused, match=r"this account may not CREATE TABLE \(.*\); GRANT ALL ON file"):
-        move_in(replace(CASE, grants="GRANT ALL ON {database}"), reader)
-
-
-def test_missing_set_up_is_named(url: URL) -> None:
-    with pytest.raises(Refused, match="not set up for queues: turn it on"):
-        move_in(replace(CASE, condition=("SELECT 0", "turn it on")), url)
-    move_in(replace(CASE, condition=("SELECT 1", "turn it on")), url)

@@ -65,7 +65,7 @@ def _why_absent(case: EngineCase) -> str | None:
         return "not in SQLQUEUE_TEST_ENGINES"
     if case.given or case.missing_driver or case.is_embedded:
         return case.missing_driver
-    if case.only_by_url or case.container is None:
+    if case.container is None:
         return f"{case.url_variable} is not set"
     try:
         find_image(os.environ.get(case.image_variable, case.container.image), wanted=not case.container.large)

@@ -12,6 +12,8 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import NoSuchModuleError
 
+from tests.support.containers import first_line
+
 ACCOUNT = "sqlqueue"
 PASSWORD = "Sql-queue-0"  # SQL Server and Oracle require capitals and digits
 
@@ -70,8 +72,6 @@ class EngineCase:
 
     plugin: str | None = None
     """A plugin for SQLAlchemy's engines that works around what the server lacks."""
-    only_by_url: bool = False
-    """Tests run on it only if its URL is given or if it is requested by name."""
 
     tells_lock_owners: bool = False
     """The server reports which transaction has locked a row."""
@@ -278,7 +278,7 @@ class EngineCase:
             try:
                 URL.create(driver).get_dialect().import_dbapi()
             except (ImportError, NoSuchModuleError) as error:
-                return f"no driver {driver}: {str(error).partition(chr(10))[0]}"
+                return f"no driver {driver}: {first_line(error)}"
         return None
 
     @property

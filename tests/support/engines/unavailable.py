@@ -99,7 +99,6 @@ BABELFISH = replace(
     SQL_SERVER,
     name="babelfish",
     plugin=PLUGIN,
-    only_by_url=True,
     container=None,
     obeys_hints=False,
     sends_long_texts=not _FREETDS,  # which SQLAlchemy declares as NVARCHAR(max)
