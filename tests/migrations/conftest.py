@@ -51,6 +51,5 @@ def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
 @pytest.fixture
 def migrated(project: MakeProject) -> Project:
     made = project(Base.metadata, plugin=True, version_table="plugin_version")
-    made.revise("first")
-    made.upgrade()
+    made.migrate("first")
     return made

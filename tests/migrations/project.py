@@ -112,6 +112,12 @@ class Project:
         script = command.revision(self._config(), message, autogenerate=True)
         return Path(script.path)  # type: ignore[union-attr]
 
+    def migrate(self, message: str = "revision") -> str:
+        """Run the upgrade of a new revision; return its text."""
+        script = self.revise(message).read_text()
+        self.upgrade()
+        return script
+
     def upgrade(self, target: str = "head", *, sql: bool = False) -> str:
         """Run `alembic upgrade`; return its output, which is the script if ``sql``."""
         return self._run(command.upgrade, target, sql=sql)

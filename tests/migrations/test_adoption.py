@@ -37,8 +37,7 @@ def application(sync_db: Database, project: MakeProject) -> MakeApplication:
 
     def make(number: int, **options: Any) -> Project:
         made = project(Before.metadata, plugin=True, options=options, version_table="adoption_version")
-        made.revise("before")
-        made.upgrade()
+        made.migrate("before")
         sync_db.insert(OldCustomer, CUSTOMERS)
         _fill(sync_db, number)
         return made.using(After.metadata)
@@ -105,8 +104,7 @@ def test_existing_rows_are_completed_and_new_rows_are_available(
 ) -> None:
     adopting = application(MANY)
     before, own = definitions(sync_db, Before.metadata), _own(sync_db)
-    adopting.revise("adopt")
-    adopting.upgrade()
+    adopting.migrate("adopt")
     adopting.check()
     with sync_db.engine.connect() as connection:
         assert drift(connection, queues(After.metadata)) == []
@@ -130,12 +128,10 @@ def test_existing_rows_are_completed_and_new_rows_are_available(
 def test_the_mixin_can_be_removed_and_added_again(sync_db: Database, application: MakeApplication) -> None:
     queue = application(10)
     before, own = definitions(sync_db, Before.metadata), _own(sync_db)
-    queue.revise("adopt")
-    queue.upgrade()
+    queue.migrate("adopt")
     queued = _columns(sync_db)
     plain = queue.using(Before.metadata)
-    plain.revise("retire")
-    plain.upgrade()
+    plain.migrate("retire")
     plain.check()
     assert definitions(sync_db, Before.metadata) == before
     assert "sqlqueue" not in _text(plain, "retire")
@@ -155,8 +151,7 @@ def test_rows_get_the_configured_status(
     sync_db: Database, application: MakeApplication, becomes: Status, batch: bool
 ) -> None:
     adopting = application(3, sqlqueue=MigrationOptions(existing_rows=becomes), render_as_batch=batch)
-    adopting.revise("adopt")
-    adopting.upgrade()
+    adopting.migrate("adopt")
     adopting.check()
     assert _statuses(sync_db) == {becomes: 3}
     assert len(_claimed(sync_db)) == (3 if becomes == Status.AVAILABLE else 0)
@@ -191,8 +186,7 @@ def test_a_migration_runs_on_another_engine_than_it_was_generated_on(
     options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
     common = {"plugin": True, "options": options, "version_table": "adoption_version"}
     generated = project(Before.metadata, url=source, **common)
-    generated.revise("before")
-    generated.upgrade()
+    generated.migrate("before")
     generated.using(After.metadata).revise("adopt")
     run = project(After.metadata, url=target, **common)
     run.upgrade("+1")
@@ -217,8 +211,7 @@ def test_a_script_for_an_engine_without_a_server(tmp_path: Path, case: EngineCas
         pytest.skip(str(missing))
     common = {"url": f"sqlite:///{tmp_path / 'here.db'}", "plugin": True, "directory": tmp_path / "alembic"}
     before = Project(metadata=Before.metadata, **common)
-    before.revise("before")
-    before.upgrade()
+    before.migrate("before")
     before.using(After.metadata).revise("adopt")
     there = before.on(f"{case.sync_driver}://")
     assert "'completed'" in there.upgrade(sql=True)

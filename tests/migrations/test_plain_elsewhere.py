@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqlalchemy import NullPool, create_engine
 
@@ -28,11 +30,19 @@ def origin(request: pytest.FixtureRequest, databases: Databases) -> Database:
         pytest.skip(f"{request.param.name}: {reason}")
 
 
+_TRIED: set[tuple[Database, str]] = set()
+
+
 def test_a_revision_upgrades_and_downgrades_on_another_engine(
     sync_db: Database, origin: Database, project: MakeProject, revised: Revised
 ) -> None:
     # each engine has its own default for the clock in UTC; the plugin makes the revision choose among them
     here = project(METADATA, directory=revised(origin, plugin=True))
+    (revision,) = here.directory.glob("versions/*.py")
+    tried = sync_db, re.sub("revision = .*", "", revision.read_text())
+    if tried in _TRIED:
+        return  # most engines generate the same text
+    _TRIED.add(tried)
     here.upgrade()
     here.check()
     here.downgrade()

@@ -33,8 +33,7 @@ def test_without_the_mixin_only_its_columns_and_indexes_go(
 ) -> None:
     queue, model = plain.shipment(TopicMixin), plain.shipment()
     here = project(queue.metadata, options={"render_as_batch": batch})
-    here.revise("queue")
-    here.upgrade()
+    here.migrate("queue")
     with sync_db.engine.begin() as connection:
         connection.execute(insert(queue), ROWS)
     as_queue = definitions(sync_db, queue.metadata)
@@ -72,8 +71,7 @@ def test_a_table_in_a_schema(sync_db: Database, project: MakeProject) -> None:
     with sync_db.engine.begin() as connection:
         connection.execute(CreateSchema(schema))
     try:
-        here.revise()
-        here.upgrade()
+        here.migrate()
         here.check()
         by_migration = definitions(sync_db, queue.metadata)
         with sync_db.begin() as session:

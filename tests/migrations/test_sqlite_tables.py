@@ -85,8 +85,7 @@ class Shop:
 
     def becomes(self, metadata: MetaData) -> None:
         self.project = self.project.using(metadata)
-        self.project.revise()
-        self.project.upgrade()
+        self.project.migrate()
 
     def insert(self, customer: str) -> None:
         with closing(self.connect()) as connection, connection:

@@ -28,13 +28,11 @@ from tests.support.workers import Running, eventually
 @pytest.fixture
 def unadopted(sync_db: Database, project: MakeProject) -> None:
     made = project(Before.metadata, version_table="unadopted_version")
-    made.revise("before")
-    made.upgrade()
+    made.migrate("before")
     sync_db.insert(OldCustomer, CUSTOMERS)
     sync_db.insert(OldOrder, rows(3))
     adopting = made.using(After.metadata)
-    adopting.revise("adopt")
-    adopting.upgrade()
+    adopting.migrate("adopt")
 
 
 def _warnings(db: Database) -> list[str]:
