@@ -718,11 +718,13 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
-    claimable = or_(is_ready(spec), and_(*come_due(spec)))
-    pick = partial(
-        Pick, spec=spec, state=(claimable,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
-    )
-    return (lambda limit: pick(limit=limit, takes_over=True),)
+    pick = partial(Pick, spec=spec, state=(_claimable(spec),), where=tuple(terms_of(spec, where)), order=(), index=None)
+    return (lambda limit: pick(limit=limit, exact=True, takes_over=True),)
+
+
+@cache
+def _claimable(spec: QueueSpec) -> Criterion:
+    return or_(is_ready(spec), and_(*come_due(spec)))
 
 
 def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Step:

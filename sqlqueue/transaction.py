@@ -20,6 +20,7 @@ from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.util import immutabledict
 
+from ._support import checks
 from ._support.errors import ArgumentError, Claim, IllegalTransitionError, UnsettledClaimError
 from ._support.private import entity_criteria, is_flushing, options_of
 from ._support.texts import host_name, key_text
@@ -27,7 +28,7 @@ from .dialects import adapter_for
 from .dialects.base import Adapter
 from .dialects.connections import READ_COMMITTED, wrapping
 from .dialects.statements import Unreadable
-from .model.declaration import QueueMixin
+from .model.declaration import LONGEST_NAME, QueueMixin
 from .queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------
@@ -255,13 +256,14 @@ def _end_claims(session: Session, transaction: SessionTransaction) -> None:
 # -- finds the claims that tasks carry, and marks them as settled -----------------------------------------------------
 
 
-def hold_of(task: object) -> Hold:
-    """Return the hold of ``task``.  Raises :class:`.IllegalTransitionError` if it has no unsettled claim."""
-    spec_of(type(task))
-    return _unsettled(instance_state(task), task)
+def hold_of(task: object, state: InstanceState[Any] | None = None) -> Hold:
+    """Return the hold of ``task``, an instance, or a claim with the ``state`` of its instance.
 
-
-def _unsettled(state: InstanceState[Any], task: object) -> Hold:
+    Raises :class:`.IllegalTransitionError` if it has no unsettled claim.
+    """
+    if state is None:
+        spec_of(type(task))
+        state = instance_state(task)
     hold: Hold | None = state.info.get(_HOLD)
     if hold is not None and hold.settled is None:
         return hold
@@ -356,7 +358,7 @@ def _hold_of_claim(
     session: Session, claim: Claim, states: Mapping[Claim, InstanceState[Any]]
 ) -> tuple[Hold, InstanceState[Any] | None]:
     state = states.get(claim) or _present(session, claim)
-    return (Hold(claim), None) if state is None else (_unsettled(state, claim), state)
+    return (Hold(claim), None) if state is None else (hold_of(claim, state), state)
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
@@ -472,9 +474,9 @@ def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
         )
 
 
-def default_claimer() -> str:
-    """Return ``host:pid``, the claimer's name unless the caller gives one, in ASCII: any database can store it."""
-    return f"{host_name()}:{os.getpid()}"
+def claimer_name(given: str | None = None, argument: str = "claimed_by") -> str:
+    """Return the claimer's name as ``given``, by default ``host:pid`` in ASCII, which any database can store."""
+    return f"{host_name()}:{os.getpid()}" if given is None else checks.name(argument, given, LONGEST_NAME)
 
 
 # -- notifications of new work: to workers of this process on commit, to other processes through the database --------

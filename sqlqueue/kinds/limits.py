@@ -329,7 +329,8 @@ class LimitedClaim:
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
         # read the full keys once, instead of checking each task: a full key may have very many tasks
-        passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, _full(self.slots)).scalars())
+        full = self.slots.made.get("full", lambda: _full(self.slots))
+        passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, full).scalars())
         more = True
         while more and len(claimed) < limit and not self.is_over():
             wanted, more = self._candidates(where, order, limit - len(claimed), passed)
@@ -398,12 +399,10 @@ class LimitedClaim:
             together: dict[Key, list[Identity]] = defaultdict(list)
             for identity, key in some:
                 together[key].append(identity)
-            of_key = (and_(self._has(key), self._named(mine)) for key, mine in together.items())
-            named = and_(self._named([identity for identity, _ in some]), or_(*of_key))
+            named_in = partial(self.adapter.rows.key_in, self.spec)
+            of_key = (and_(self._has(key), named_in(mine)) for key, mine in together.items())
+            named = and_(named_in([identity for identity, _ in some]), or_(*of_key))
             yield from self.claim_some([*where, named], len(some), named=True)
-
-    def _named(self, identities: Sequence[Identity]) -> Criterion:
-        return self.adapter.rows.key_in(self.spec, identities)
 
     def _has(self, key: Key) -> Criterion:
         column = self.spec["limit_key"]
@@ -437,7 +436,7 @@ class LimitedClaim:
 
     def _lock_seen(self, seen: Sequence[Identity]) -> Iterable[Identity]:
         slots = self.slots
-        state = (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
+        state = slots.made.get("takeable", lambda: _takeable(slots))
         for some in _slot_batches(self.adapter, self.slots, seen):
             where = (self.adapter.rows.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
@@ -458,15 +457,20 @@ class LimitedClaim:
 
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
         """Write the holding claim to each locked slot."""
-        slots, name = self.slots, self.slots["claimed_by"]
+        slots, name, token = self.slots, self.slots["claimed_by"], self.slots["claim_token"]
+        claimed = slots.made.get(("hold", self.lease), lambda: dict(claim_assignments(slots, "", self.lease)))
         for part in _slot_batches(self.adapter, self.slots, pairs):
             some = self.adapter.rows.padded(slots, part)
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
-            values = dict(claim_assignments(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
+            values = claimed | {token: literal(first.token, token.type), name: case(*holders, else_=name)}
             keys = self.adapter.rows.key_in(slots, [slot for slot, _ in some])
             statement = self.adapter.rows.by_key(slots, write(slots, keys, list(values.items())))
             self.adapter.rows.execute(self.session, slots, statement)
+
+
+def _takeable(slots: QueueSpec) -> tuple[Criterion, ...]:
+    return (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
 
 
 def _full(slots: QueueSpec) -> Select[tuple[str]]:

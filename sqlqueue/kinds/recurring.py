@@ -213,7 +213,7 @@ def skip_runs(fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
     These are missed runs if the model's options say so, tasks that have not been scheduled yet, and tasks that only
     other hosts can schedule.
     """
-    spec = fenced.spec
+    spec = fenced.fence.spec
     doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _is_doubtful(spec, task)]
     keys = {spec.identity_of(task) for task in doubtful}
     return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
@@ -238,7 +238,7 @@ def schedule_next_runs(
     If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold their
     rows, and the claims that remain to be settled.
     """
-    return Renewals(fenced).renew(kept, spent=spent) if fenced.spec.recurs else (set(), fenced)
+    return Renewals(fenced).renew(kept, spent=spent) if fenced.fence.spec.recurs else (set(), fenced)
 
 
 _REST = "the rest"
@@ -254,7 +254,7 @@ class Renewals:
     def __init__(self, fenced: FencedClaims) -> None:
         self._fenced = fenced
         self._fence = fenced.fence
-        self._spec = fenced.spec
+        self._spec = fenced.fence.spec
 
     def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], FencedClaims]:
         """Schedule the next runs and write ``kept``, with one statement for all runs due at the same time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -133,90 +133,78 @@ class FencedClaims:
     fence: Fence
     claims: Sequence[Claim]
 
-    @property
-    def spec(self) -> QueueSpec:
-        """The queue of the claims."""
-        return self.fence.spec
-
-    @property
-    def identities(self) -> list[Identity]:
-        """The primary keys of the claimed rows."""
-        return [claim.identity for claim in self.claims]
-
     def of(self, claims: Sequence[Claim]) -> FencedClaims:
         """Return a copy with only ``claims``, a subset of these."""
         return FencedClaims(self.adapter, self.session, self.fence, claims)
 
-    def without(self, identities: Container[Identity]) -> FencedClaims:
-        """Return a copy without the claims of these rows."""
-        return self.of([claim for claim in self.claims if claim.identity not in identities])
-
     def update(
-        self, assignments: Callable[[], Sequence[Assignment]], *, key: Hashable = None, only: Criterion | None = None
+        self,
+        assignments: Callable[[], Sequence[Assignment]] | None,
+        *,
+        key: Hashable = None,
+        only: Criterion | None = None,
     ) -> set[Identity]:
-        """Write to the rows that the claims still hold; return their primary keys.
+        """Write to the rows that the claims still hold, or delete them if ``assignments`` is ``None``; return their
+        primary keys.
 
         ``key``: under which the statement is cached; it contains everything that ``assignments`` and ``only`` depend on
         besides how the rows are held.  ``None``: not cached.  ``only``: an additional criterion.
         """
-        return self._change(
-            lambda mine: write(self.fence.spec, mine if only is None else and_(mine, only), assignments()), key
-        )
+        if not self.claims:
+            return set()
+        fence, spec, rows = self.fence, self.fence.spec, self.adapter.rows
+        identities, marks = [claim.identity for claim in self.claims], fence.marks(self.claims)
+        are_alike = len(set(marks)) == 1
+        parameters = None
+        if key is None or not (are_alike or rows.names_rows):
+            statement = self._statement(assignments, only)
+        else:
+            count = rows.statement_size(spec, len(self.claims))
+            statement = spec.made.get(
+                (self.adapter, fence, key, count, are_alike), lambda: self._statement(assignments, only, count)
+            )
+            parameters = dict(rows.key_parameters(spec, identities))
+            if are_alike:
+                parameters.update(zip(_MARKS, marks[0], strict=False))
+            else:
+                parameters.update(rows.row_parameters(spec, _rows(identities, marks)))
+        return rows.change(self.session, spec, statement, identities, parameters, waits=fence.waits)
 
     def write(self, assignments: Sequence[Assignment]) -> set[Identity]:
         """Call :meth:`update` with a statement that is not cached."""
         return self.update(lambda: assignments)
 
-    def delete(self, *, key: Hashable, spared: Criterion | None) -> set[Identity]:
-        """Delete the rows that the claims still hold, except those that are ``spared``; return their primary keys."""
-        return self._change(lambda mine: remove(self.fence.spec, mine if spared is None else mine & ~spared), key)
+    def _statement(
+        self,
+        assignments: Callable[[], Sequence[Assignment]] | None,
+        only: Criterion | None,
+        count: int | None = None,
+    ) -> Update | Delete:
+        spec, mine = self.fence.spec, self.criterion(count)
+        if not self.fence.waits:
+            mine = self.adapter.rows.skip_locked_rows(spec, mine)
+        if only is not None:
+            mine = and_(mine, only)
+        return remove(spec, mine) if assignments is None else write(spec, mine, assignments())
 
-    def _change(self, make: Callable[[Criterion], Update | Delete], key: Hashable) -> set[Identity]:
-        """Execute the statement that ``make`` builds from the fence; return the primary keys of the changed rows."""
-        if not self.claims:
-            return set()
-        fence, keys = self.fence, self.adapter.rows
-        spec, identities, marks = fence.spec, self.identities, fence.marks(self.claims)
-        are_alike = len(set(marks)) == 1
-        parameters = None
-        if key is None or not (are_alike or keys.names_rows):
-            statement = make(self._unlocked(self.criterion()))
-        else:
-            count = keys.statement_size(spec, len(self.claims))
-            statement = spec.made.get(
-                (self.adapter, fence, key, count, are_alike),
-                lambda: make(self._unlocked(self._criterion_named(count, are_alike=are_alike))),
-            )
-            parameters = dict(keys.key_parameters(spec, identities))
-            if are_alike:
-                parameters.update(zip(_MARKS, marks[0], strict=False))
-            else:
-                parameters.update(keys.row_parameters(spec, _rows(identities, marks)))
-        return self.adapter.rows.change(self.session, spec, statement, identities, parameters, waits=fence.waits)
+    def criterion(self, count: int | None = None) -> Criterion:
+        """Return the criterion of the rows that these claims still hold.
 
-    def _unlocked(self, mine: Criterion) -> Criterion:
-        """Exclude locked rows if the settlement does not wait for them."""
-        return mine if self.fence.waits else self.adapter.rows.skip_locked_rows(self.fence.spec, mine)
-
-    def criterion(self) -> Criterion:
-        """Return the criterion of the rows that these claims still hold."""
-        fence, spec, marks = self.fence, self.fence.spec, self.fence.marks(self.claims)
-        keys = self.adapter.rows.key_in(spec, self.identities)
+        ``count``: the number of keys, which are then parameters, as the marks are.
+        """
+        fence, spec, rows, marks = self.fence, self.fence.spec, self.adapter.rows, self.fence.marks(self.claims)
+        identities = [claim.identity for claim in self.claims]
+        keys = rows.key_in(spec, identities) if count is None else rows.key_in_parameters(spec, count)
         if len(set(marks)) == 1:
-            marked = (column == mark for column, mark in zip(fence.marked, marks[0], strict=True))
-            return fence.unsettled(and_(*marked, keys))
+            named = zip(fence.marked, _MARKS, strict=False)
+            parameters = (bindparam(name, type_=column.type) for column, name in named)
+            values = marks[0] if count is None else parameters
+            return fence.unsettled(
+                and_(*(column == value for column, value in zip(fence.marked, values, strict=True)), keys)
+            )
         # also the keys alone, so that an index finds the rows
-        columns, rows = (*spec.primary_key, *fence.marked), _rows(self.identities, marks)
-        return fence.unsettled(and_(keys, self.adapter.rows.rows_in(spec, columns, rows)))
-
-    def _criterion_named(self, count: int, *, are_alike: bool) -> Criterion:
-        """Return :meth:`criterion` for ``count`` keys and the marks, as parameters."""
-        fence, spec = self.fence, self.fence.spec
-        keys = self.adapter.rows.key_in_parameters(spec, count)
-        if not are_alike:
-            return fence.unsettled(and_(keys, self.adapter.rows.rows_in(spec, (*spec.primary_key, *fence.marked))))
-        named = zip(fence.marked, _MARKS, strict=False)
-        return fence.unsettled(and_(*(column == bindparam(name, type_=column.type) for column, name in named), keys))
+        columns, listed = (*spec.primary_key, *fence.marked), _rows(identities, marks) if count is None else None
+        return fence.unsettled(and_(keys, rows.rows_in(spec, columns, listed)))
 
 
 def _rows(identities: Sequence[Identity], marks: Sequence[tuple[int, ...]]) -> list[Identity]:

@@ -17,7 +17,6 @@ from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support import checks
 from .._support.checks import count, duration
 from .._support.errors import ArgumentError, Claim, ClaimLostError, UnsettledClaimError, new_token
 from .._support.texts import error_text, logger_of
@@ -35,7 +34,7 @@ from ..lifecycle.transitions import (
     takeover_assignments,
 )
 from ..model.companions import history_of
-from ..model.declaration import LONGEST_NAME, T
+from ..model.declaration import T
 from ..queue.options import AttemptOutcome, Status
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql import LARGEST, Assignment, Pick, Step, is_held, is_token_of_worker, named_picks, picks, write
@@ -45,7 +44,7 @@ from ..transaction import (
     Hold,
     claim_in,
     claim_of,
-    default_claimer,
+    claimer_name,
     guard,
     is_unsettled,
     ledger_of,
@@ -103,12 +102,6 @@ class ClaimQuery:
         return ClaimQuery(self.spec, self.where, self.order, self.options, self.steps[:1])
 
 
-def scoped(session: Session, query: ClaimQuery) -> ClaimQuery:
-    """Restrict ``query`` to the rows that the session's loader criteria allow."""
-    scope = scope_of(session, query.spec, query.options)
-    return query.narrowed([*query.where, *scope]) if scope else query
-
-
 def _check_order(adapter: Adapter, pick: Pick) -> None:
     """Raise :class:`.ArgumentError` for an order that no index has, on engines that lock the rows that they sort."""
     if pick.index is not None and not adapter.rows.locks_after_sorting:
@@ -117,11 +110,6 @@ def _check_order(adapter: Adapter, pick: Pick) -> None:
             f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
             f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which creates that index"
         )
-
-
-def claimer_name(claimed_by: str | None) -> str:
-    """Return the name to store in ``claimed_by``, by default ``host:pid``."""
-    return default_claimer() if claimed_by is None else checks.name("claimed_by", claimed_by, LONGEST_NAME)
 
 
 # -- claims tasks for processing --------------------------------------------------------------------------------------
@@ -201,9 +189,9 @@ def claim_matching(
     count("limit", limit)
     if lease is not None and lease != "default":
         duration("lease", lease)
-    session = session_of(session)
-    query = scoped(session, query)
-    spec = query.spec
+    spec, session = query.spec, session_of(session)
+    if scope := scope_of(session, spec, query.options):
+        query = query.narrowed([*query.where, *scope])
     until = spec.options.lease if lease == "default" else lease
     call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens)
     if not spec.is_limited:
@@ -232,21 +220,14 @@ class ClaimCall:
     _until: float = field(default=math.inf, init=False)
     """When to return without further tasks, see :data:`PATIENCE`."""
 
-    @property
     def is_over(self) -> bool:
         """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
         return time.monotonic() >= self._until
 
     def with_slots(self, adapter: Adapter) -> LimitedClaim:
         """Return the claim of tasks of the query, each together with the slot that it needs."""
-        return LimitedClaim(
-            self.session,
-            adapter,
-            self.query.spec,
-            self._claim_some,
-            is_over=lambda: self.is_over,
-            lease=self.lease,
-        )
+        spec = self.query.spec
+        return LimitedClaim(self.session, adapter, spec, self._claim_some, is_over=self.is_over, lease=self.lease)
 
     def _claim_some(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
         tasks = self.claim(self.query.narrowed(where, named=named), limit)
@@ -267,7 +248,7 @@ class ClaimCall:
             for task in tasks:
                 if spec.identity_of(task) in skipped:
                     mark_settled(self.session, task, "skipped")
-            if not skipped or self.is_over:
+            if not skipped or self.is_over():
                 return kept
 
     def _claim_rows(self, query: ClaimQuery, limit: int) -> list[Any]:
@@ -332,7 +313,7 @@ class ClaimCall:
                 before = {spec.identity_of(task) for task in tasks}
                 tasks += [task for task in taken if spec.identity_of(task) not in before]
                 passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in request.unreadable)]
-                if self.is_over:
+                if self.is_over():
                     return tasks
         return tasks
 
@@ -474,7 +455,8 @@ def consume_matching(
         return _complete_at_once(session, spec, tasks)
     count("limit", limit)
     name, deletes = claimer_name(claimed_by), spec.options.on_complete == "delete"
-    query = scoped(session, query)
+    if scope := scope_of(session, spec, query.options):
+        query = query.narrowed([*query.where, *scope])
     call = ClaimCall(session, query, name)
     if deletes:
         tasks = call.take(query, limit, delete=True)

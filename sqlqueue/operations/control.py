@@ -29,7 +29,7 @@ from ..model.companions import (
     pause_table,
     worker_table,
 )
-from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin
+from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql import (
@@ -46,7 +46,7 @@ from ..sql import (
     utcnow,
     write,
 )
-from ..transaction import Access, AnySession, announce, default_claimer, open_, refuse_if_restricted, session_of, within
+from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
 from .unreadable import Shown, moments_read
 
@@ -164,8 +164,7 @@ def pause(
     """
     spec = spec_of(entity)
     table, key = _pauses_table(spec), _key(spec, topic)
-    who = default_claimer() if paused_by is None else paused_by
-    checks.name("paused_by", who, LONGEST_NAME)
+    who = claimer_name(paused_by, "paused_by")
     session = session_of(session)
     adapter = open_(session, spec, Access.SKIP)
     refuse_if_restricted(session, adapter, spec, "pause()")

@@ -89,7 +89,7 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
         check_json("result", result)
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        spec = fenced.spec
+        spec = fenced.fence.spec
         if result is not None or stage is not None:
             _check_completion(spec, result, stage)
         values: list[Assignment] = [] if result is None else [(spec["result"], result)]
@@ -99,11 +99,11 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
         gone, lives = set[Identity](), None
         if spec.options.on_complete == "delete":
             lives = lives_on(fence, Status.COMPLETED, stage)
-            gone = fenced.delete(key=("deleted", stage), spared=lives)
+            gone = fenced.update(None, key=("deleted", stage), only=None if lives is None else ~lives)
             _expunge(fenced.session, spec, gone)
             if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
                 return going_on | gone
-            fenced = fenced.without(gone)
+            fenced = fenced.of([claim for claim in fenced.claims if claim.identity not in gone])
         finish = fenced.update(
             lambda: [*values, *finish_assignments(fence, Status.COMPLETED, stage=stage)],
             key=key,
@@ -153,7 +153,7 @@ def failed(
     """
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        spec = fenced.spec
+        spec = fenced.fence.spec
         policy = policy_for(spec.options.retry, cause)
         gives_up = policy is None and retry_in is None
         going_on, fenced = schedule_next_runs(fenced, [(spec["error"], error)], spent=not gives_up)
@@ -188,7 +188,7 @@ def failed(
 
 def _last(fenced: FencedClaims) -> Iterator[Claim]:
     """Yield the claims that have no attempt left, according to instances of the session."""
-    spec, present = fenced.spec, fenced.session.identity_map
+    spec, present = fenced.fence.spec, fenced.session.identity_map
     for claim in fenced.claims if present else ():
         task = present.get(identity_key(spec.entity, claim.identity))
         if task is not None and Attempt.of(spec, claim, instance_dict(task)).is_last:
@@ -217,7 +217,7 @@ def discarded_after_crashes(error: str) -> Settlement:
     """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        going_on, fenced = schedule_next_runs(fenced, [(fenced.spec["error"], error)])
+        going_on, fenced = schedule_next_runs(fenced, [(fenced.fence.spec["error"], error)])
         return going_on | discarding.write(fenced)
 
     discarding = discarded(error)
@@ -324,11 +324,11 @@ def extended(lease: timedelta | None) -> Settlement:
     """Extend leases, by default to the model's; the claims continue."""
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        until = lease or fenced.spec.options.lease
-        kept = fenced.write([leased(fenced.spec, until)])
-        if kept and fenced.spec.is_limited:
+        until = lease or fenced.fence.spec.options.lease
+        kept = fenced.write([leased(fenced.fence.spec, until)])
+        if kept and fenced.fence.spec.is_limited:
             mine = [claim for claim in fenced.claims if claim.identity in kept]
-            slots = Slots(fenced.session, fenced.adapter, fenced.spec)
+            slots = Slots(fenced.session, fenced.adapter, fenced.fence.spec)
             kept -= {claim.identity for claim in slots.extend(mine, until, waits=fenced.fence.waits)}
         return kept
 
@@ -474,7 +474,8 @@ _UNTOUCHED = ("priority", "created_at")
 
 def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
     """Settle all tasks, or raise :class:`.ClaimLostError`."""
-    lost = settle_some(session, tasks, settlement)
+    session = session_of(session)
+    lost = _settle_holds(session, holds_of(session, tasks), settlement)
     if lost:
         raise ClaimLostError(lost)
 

@@ -25,7 +25,7 @@ from ..operations.settling import RETURNED, settle_some
 from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, is_held, picks, write
-from ..transaction import Access, AnySession, Hold, claim_in, default_claimer, ledger_of, open_, session_of, within
+from ..transaction import Access, AnySession, Hold, claim_in, claimer_name, ledger_of, open_, session_of, within
 
 # -- statements about the order of the messages of a key --------------------------------------------------------------
 
@@ -142,7 +142,7 @@ def claim_messages(
     query = _MessageQuery(spec, scoped, limit)
     lines, mine = _locked_lines(session, adapter, query)
     token = new_token()
-    writing = claim_assignments(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
+    writing = claim_assignments(spec, claimed_by or claimer_name(), lease or spec.options.lease, token)
     crashed = _abandoned(session, adapter, spec, mine)
     taken = _take(session, adapter, query, mine, writing)
     record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)

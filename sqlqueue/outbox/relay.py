@@ -19,7 +19,7 @@ from .._support.texts import error_text, logger_of
 from ..dialects import adapter_for
 from ..operations import brief
 from ..queue.spec import Where
-from ..transaction import default_claimer
+from ..transaction import claimer_name
 from ..worker import (
     COMPLETED,
     RELEASED,
@@ -313,7 +313,7 @@ class Relay(Worker):
         """Publish one batch like :meth:`relay_once`, in the running event loop of the application."""
         handler, outcomes = self._outbox, dict[Job, Outcome]()
         track(self._database.engine(handler.spec), self._within)
-        claimer = self._settings.name or default_claimer()
+        claimer = self._settings.name or claimer_name()
         messages = await self._database.run(lambda session: _claim(session, handler, (), claimer), self._within)
         jobs = [Job(handler, message) for message in messages]
         delivery = self._deliver()

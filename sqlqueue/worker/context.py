@@ -20,7 +20,7 @@ from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
 from ..operations.unreadable import unreadable_rows
 from ..queue.spec import QueueSpec, Where
-from ..transaction import default_claimer
+from ..transaction import claimer_name
 from .children import Children
 from .completer import Completer
 from .database import Backoff, Database
@@ -110,7 +110,7 @@ class WorkerContext:
         for spec in self.specs:
             track(database.engine(spec), within)
         reports.liveness.ready_within = min(STALLED, within.total_seconds() * BEATS)
-        self._given_name = settings.name or default_claimer()
+        self._given_name = settings.name or claimer_name()
         self._has_plain_name = Event()
         self.process = os.getpid()
         self.poll = settings.poll
