@@ -105,7 +105,7 @@ def test_the_last_failures_to_end_are_counted(archive: Database) -> None:
 
 def some_tasks(db: Database) -> None:
     """Create three failed attempts at two tasks, one of which has been completed since."""
-    put(db, Crate(), FragileCrate())
+    put(db, Crate(id=1), FragileCrate(id=2))
     for text in ("torn", "torn", "wet"):
         attempt(db, Crate, fails(text))
     with db.begin() as session:
@@ -208,7 +208,7 @@ def test_an_estimate_by_the_attempts_of_the_last_minute(archive: Database) -> No
 
 
 def test_the_commands(sync_archive: Database) -> None:
-    put(sync_archive, Parcel())
+    put(sync_archive, Parcel(id=1))
     for text in ("no stamp", "no stamp"):
         attempt(sync_archive, Parcel, fails(text))
     url = sync_archive.url.render_as_string(hide_password=False)
