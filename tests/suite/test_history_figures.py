@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from sqlqueue import Bucket, Cause, Claim, ErrorGroup, utcnow
 from sqlqueue.cli import application
-from tests.suite.attempts import put
 from tests.support.harness import Actor, Database
 from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, sync_archive
 from tests.support.rows import PAST, clock
@@ -52,11 +51,11 @@ def told(groups: Sequence[ErrorGroup]) -> list[tuple[str, int, Any]]:
 
 
 def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Database) -> None:
-    put(archive, Parcel())
+    archive.committed.add(Parcel())
     attempt(archive, Parcel, fails("no stamp"))
     attempt(archive, Parcel, fails("no stamp"))
     done = attempt(archive, Parcel, completes)
-    put(archive, Parcel())
+    archive.committed.add(Parcel())
     given_up = attempt(archive, Parcel, lambda session, task: session.discard(task, "no address"))
     groups = archive.committed.errors(Parcel)
     assert told(groups) == [("no stamp", 2, (done.id,)), ("no address", 1, (given_up.id,))]
@@ -65,7 +64,7 @@ def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Databa
 
 
 def test_crashes_count_and_released_attempts_do_not(archive: Database) -> None:
-    put(archive, Parcel())
+    archive.committed.add(Parcel())
     archive.committed.claim(Parcel)
     archive.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
     attempt(archive, Parcel, lambda session, task: session.release(task))
@@ -75,7 +74,7 @@ def test_crashes_count_and_released_attempts_do_not(archive: Database) -> None:
 
 
 def test_of_deleted_tasks_with_several_keys(archive: Database) -> None:
-    put(archive, Flare(region='north,"east"', number=7))
+    archive.committed.add(Flare(region='north,"east"', number=7))
     attempt(archive, Flare, fails("wet"))
     attempt(archive, Flare, completes)
     with archive.begin() as session:
@@ -105,7 +104,7 @@ def test_the_last_failures_to_end_are_counted(archive: Database) -> None:
 
 def some_tasks(db: Database) -> None:
     """Create three failed attempts at two tasks, one of which has been completed since."""
-    put(db, Crate(id=1), FragileCrate(id=2))
+    db.committed.add_all([Crate(id=1), FragileCrate(id=2)])
     for text in ("torn", "torn", "wet"):
         attempt(db, Crate, fails(text))
     with db.begin() as session:
@@ -169,7 +168,7 @@ def test_attempts_are_counted_when_they_ended(archive: Database) -> None:
 
 
 def test_retried_attempts_and_runs_of_recurring_tasks_count(archive: Database) -> None:
-    put(archive, Parcel(), Rota(schedule="PT1S"))
+    archive.committed.add_all([Parcel(), Rota(schedule="PT1S")])
     attempt(archive, Parcel, fails("no stamp"))
     attempt(archive, Parcel, completes)
     for _ in range(2):
@@ -208,7 +207,7 @@ def test_an_estimate_by_the_attempts_of_the_last_minute(archive: Database) -> No
 
 
 def test_the_commands(sync_archive: Database) -> None:
-    put(sync_archive, Parcel(id=1))
+    sync_archive.committed.add(Parcel(id=1))
     for text in ("no stamp", "no stamp"):
         attempt(sync_archive, Parcel, fails(text))
     url = sync_archive.url.render_as_string(hide_password=False)

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from sqlqueue import ClaimLostError, claim_of, utcnow
-from tests.suite.attempts import outcomes
 from tests.support.harness import Database
-from tests.support.history import Parcel, archive
+from tests.support.history import Parcel, archive, outcomes
 from tests.support.models import Base, Listing, Report, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows
 from tests.support.workers import statuses

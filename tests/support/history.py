@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import Identity, String
+from sqlalchemy import Identity, String, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
@@ -14,16 +15,19 @@ from sqlqueue import (
     HistoryMixin,
     HistoryOptions,
     LimitMixin,
+    PastAttempt,
     QueueMixin,
     QueueOptions,
     RecurringMixin,
     SlotMixin,
     StageMixin,
+    utcnow,
 )
 from sqlqueue.outbox import OutboxMixin
 from tests.support import tables
 from tests.support.harness import Database
 
+HOUR = timedelta(hours=1)
 AT_ONCE = ConstantBackoff(timedelta(0), jitter=0)
 
 
@@ -96,6 +100,14 @@ class FragileCrate(Crate):
     """A subclass that shares the table of crates."""
 
     __mapper_args__ = {"polymorphic_identity": "fragile"}  # noqa: RUF012
+
+
+def outcomes(attempts: list[PastAttempt]) -> list[tuple[int, str, str | None]]:
+    return [(each.attempt, str(each.outcome), each.error) for each in attempts]
+
+
+def expire(db: Database, model: Any) -> None:
+    db.execute(update(model).values(available_at=utcnow(-HOUR)))
 
 
 @pytest.fixture
