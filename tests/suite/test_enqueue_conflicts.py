@@ -47,43 +47,36 @@ def test_on_conflict_ignore(db: Database) -> None:
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
-@pytest.mark.parametrize("status", FINAL)
-def test_a_final_task_is_enqueued_again(sync_db: Database, on_conflict: Any, status: str) -> None:
-    db = sync_db
-    final = {"status": status, "attempt": 5, "max_attempts": 5, "available_at": PAST, "finished_at": PAST}
-    db.insert(Document, [{"id": "a", "version": 1, **final}])
-    db.committed.enqueue(Document(id="a", version=2), on_conflict=on_conflict)
-    document = load(db, Document, "a")
-    assert (document.version, document.status, document.attempt, document.max_attempts) == (2, "available", 5, 10)
-    assert document.finished_at is None
-    assert document.available_at > PAST
-    assert db.committed.claim(Document).attempt == 6
+def test_a_task_that_does_not_run_is_available_with_the_new_values(db: Database, on_conflict: Any) -> None:
+    final = {"available_at": PAST, "finished_at": PAST}
+    waiting = {"available_at": FUTURE, "finished_at": None}
+    stored = [
+        *({"id": status, "status": status, **final} for status in FINAL),
+        *({"id": status, "status": status, **waiting} for status in ("scheduled", "retryable")),
+    ]
+    db.insert(Document, [{"version": 1, "attempt": 5, "max_attempts": 5, **row} for row in stored])
+    started = clock(db)
+    with db.begin() as session:
+        for number, row in enumerate(stored):
+            given = {"id": row["id"], "version": 2, "priority": number}
+            session.enqueue(*((Document, [given]) if number % 2 else (Document(**given),)), on_conflict=on_conflict)
+    for document in load_all(db, Document):
+        assert document.id not in FINAL or document.max_attempts == 10
+        assert (document.version, document.status, document.attempt) == (2, "available", 5)
+        assert document.finished_at is None
+        assert started <= document.available_at <= clock(db)
+    with db.begin() as session:
+        assert session.claim(Document).attempt == 6
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
-@pytest.mark.parametrize("status", ["scheduled", "retryable"])
-def test_a_waiting_task_is_available_at_once(sync_db: Database, on_conflict: Any, status: str) -> None:
-    sync_db.insert(Document, [{"id": "a", "status": status, "available_at": FUTURE}])
-    sync_db.committed.enqueue(Document, [{"id": "a", "version": 2}], on_conflict=on_conflict)
-    document = load(sync_db, Document, "a")
-    assert (document.version, document.status) == (2, "available")
-    assert document.available_at <= clock(sync_db)
-
-
-@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
-def test_a_new_available_at_is_stored(db: Database, on_conflict: Any) -> None:
-    final = {"status": "completed", "available_at": PAST, "finished_at": PAST}
-    db.insert(Document, [{"id": "a", **final}])
+def test_the_values_of_the_row_are_stored(db: Database, on_conflict: Any) -> None:
+    db.insert(Document, [{"id": key, "attempt": 2, "status": "completed", "finished_at": PAST} for key in "ab"])
     db.committed.enqueue(Document(id="a", available_at=FUTURE), on_conflict=on_conflict)
-    assert (load(db, Document, "a").status, load(db, Document, "a").available_at) == ("scheduled", FUTURE)
-
-
-def test_replace_gives_the_values_of_the_row(db: Database) -> None:
-    db.insert(Document, [{"id": "a", "attempt": 2, "status": "completed", "finished_at": PAST}])
-    db.committed.enqueue(Document, [{"id": "a", "priority": 7, "max_attempts": 1}], on_conflict="replace")
-    document = load(db, Document, "a")
-    assert document.priority == 7
-    assert document.max_attempts - document.attempt == 1
+    db.committed.enqueue(Document, [{"id": "b", "priority": 7, "max_attempts": 1}], on_conflict=on_conflict)
+    later, other = load_all(db, Document)
+    assert (later.status, later.available_at) == ("scheduled", FUTURE)
+    assert (other.priority, other.max_attempts - other.attempt) == (7, 1)
 
 
 def test_several_keys_of_which_some_exist(db: Database) -> None:
