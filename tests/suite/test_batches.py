@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from sqlqueue import ClaimLostError, Every, cancel, retry
+from sqlqueue import ClaimLostError, Every, cancel, claim_of, retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.operations.bulk import Batch, in_batches, limited
@@ -98,51 +98,38 @@ def test_all_recurring_tasks_are_rescued_a_statement_at_a_time(db: Database, mon
 # -- a transaction each ------------------------------------------------------------------------------------------------
 
 
-def cancelled(session: Session, entity: Any, size: int) -> list[Batch]:
+def cancelling(session: Any, entity: Any, size: int) -> Iterator[Batch]:
     spec = spec_of(entity)
-    return list(in_batches(session, spec, ~is_final(spec), partial(cancel, session, entity), size=size))
+    return in_batches(session, spec, ~is_final(spec), partial(cancel, session, entity), size=size)
 
 
 @pytest.mark.parametrize(("entity", "keys"), [(Parcel, {}), (Seat, {"line": "A"})])
 def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any], monkeypatch: Any) -> None:
     """There are keys of every kind, and more of them than are read at a time."""
     monkeypatch.setattr(bulk, "PAGE", 4)
-    with db.begin() as session:
-        numbers = [{"number": n} if keys else {} for n in range(7)]
-        session.add_all([entity(**keys, **number) for number in numbers])
+    db.committed.add_all([entity(**keys, **({"number": n} if keys else {})) for n in range(7)])
     with db.session() as session:
-        found = session.run(cancelled, entity, 3)
+        found = session.run(lambda inner: list(cancelling(inner, entity, 3)))
         session.rollback()
     assert sorted(found) == [Batch(1), Batch(3), Batch(3)]
     assert count(db, entity, entity.status == "cancelled") == 7
 
 
-@pytest.mark.requires("locks_rows")
-def test_rows_claimed_concurrently_are_changed_too(sync_db: Database) -> None:
+@pytest.mark.parametrize("end", ["claimed", "completed"])
+def test_tasks_that_others_change_between_batches(sync_db: Database, end: str) -> None:
+    """Claimed ones are changed too, finished ones are not."""
     sync_db.insert(Task, rows(4, "ready"))
-    spec = spec_of(Task)
-    with sync_db.session() as session, sync_db.session() as worker:
-        actor: Any = session.session
-        going = in_batches(actor, spec, ~is_final(spec), partial(cancel, actor, Task), size=2)
-        assert next(going) == Batch(2)
-        tasks = worker.claim_many(Task, limit=2)
-        worker.commit()
-        assert list(going) == [Batch(2)]
-        with pytest.raises(ClaimLostError):
-            worker.complete(tasks)
-
-
-def test_a_task_finished_concurrently_is_left_unchanged(sync_db: Database) -> None:
-    sync_db.insert(Task, rows(4, "ready"))
-    spec = spec_of(Task)
     with sync_db.session() as session:
-        actor: Any = session.session
-        going = in_batches(actor, spec, ~is_final(spec), partial(cancel, actor, Task), size=2)
+        going = cancelling(session.session, Task, 2)
         assert next(going) == Batch(2)
-        with sync_db.begin() as worker:
-            worker.complete(worker.claim(Task))
-        assert list(going) == [Batch(1)]
-    assert count(sync_db, Task, Task.status == "completed") == 1
+        task = sync_db.committed.claim(Task)
+        if end == "completed":
+            sync_db.committed.complete(claim_of(task))
+        assert list(going) == [Batch(1 if end == "completed" else 2)]
+        if end == "claimed":
+            with pytest.raises(ClaimLostError):
+                sync_db.committed.complete(claim_of(task))
+    assert count(sync_db, Task, Task.status == "completed") == (end == "completed")
 
 
 @pytest.mark.parametrize("taken", ["bg", "abcdef"], ids=["some", "more than are read at a time"])

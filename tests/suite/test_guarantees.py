@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import ClaimLostError, UnsettledClaimError
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Task
 from tests.support.rows import count, end_leases
+from tests.support.workers import eventually, seen
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "semantics.md"
 
 
+@dataclass(frozen=True)
 class Way:
     """A column of the table: how a task is claimed, processed and settled."""
 
     heading: str
-    commits_claim = False
-    settles = True
-
-    def claim(self, session: Actor) -> Any:
-        return session.claim(Task)
+    claim: Callable[[Actor], Any]
+    commits_claim: bool = False
+    settles: bool = True
 
     def begin(self, session: Actor) -> Any:
         """Run everything up to the start of the work."""
@@ -47,32 +47,13 @@ class Way:
         session.commit()
 
 
-class OpenTransaction(Way):
-    heading = "one open transaction"
-
-
-class Lease(Way):
-    heading = "a lease"
-    commits_claim = True
-
-
-class Lock(Way):
-    heading = "`lease=None`"
-
-    def claim(self, session: Actor) -> Any:
-        return session.claim(Task, lease=None)
-
-
-class Consume(Way):
-    heading = "`consume`"
-    commits_claim = True
-    settles = False
-
-    def claim(self, session: Actor) -> Any:
-        return session.consume(Task)
-
-
-WAYS = [OpenTransaction(), Lease(), Lock(), Consume()]
+LOCK = Way("`lease=None`", lambda session: session.claim(Task, lease=None))
+WAYS = [
+    Way("one open transaction", lambda session: session.claim(Task)),
+    Way("a lease", lambda session: session.claim(Task), commits_claim=True),
+    LOCK,
+    Way("`consume`", lambda session: session.consume(Task), commits_claim=True, settles=False),
+]
 every_way = pytest.mark.parametrize("way", WAYS, ids=[way.heading.strip("`") for way in WAYS])
 
 
@@ -115,7 +96,8 @@ def test_a_crash_before_the_first_commit_is_undone(one_task: Database, way: Way)
     crashing = one_task.variant().session()
     way.claim(crashing)
     crash(crashing)
-    eventually(lambda: one_task.session().claim(Task), lambda task: task.attempt == 1)
+    # the server may take a moment to notice that a connection is gone
+    assert eventually(lambda: one_task.session().claim(Task)).attempt == 1
 
 
 @every_way
@@ -126,7 +108,7 @@ def test_a_crash_after_the_commit_of_the_claim(one_task: Database, way: Way) -> 
     end_leases(one_task)
     if way.settles:
         attempt = 2 if way.commits_claim else 1
-        eventually(lambda: one_task.session().claim(Task), lambda task: task.attempt == attempt)
+        assert eventually(lambda: one_task.session().claim(Task)).attempt == attempt
     else:
         assert one_task.session().claim(Task) is None
         assert count(one_task, Ledger) == 0
@@ -141,7 +123,7 @@ def test_a_late_claimer_writes_nothing(one_task: Database, way: Way) -> None:
     if not way.commits_claim:
         lose_connection(late)
     end_leases(one_task)
-    successor = eventually(lambda: other.claim(Task), lambda task: task is not None)
+    successor = eventually(lambda: other.claim(Task))
     other.commit()
     with pytest.raises(ClaimLostError if way.commits_claim else DBAPIError):
         late_work(way, late, task)
@@ -160,7 +142,7 @@ def late_work(way: Way, session: Actor, task: Any) -> None:
 def test_a_commit_with_nothing_settled(one_task: Database, way: Way) -> None:
     with one_task.session() as session:
         way.claim(session)
-        if isinstance(way, Lock):
+        if way is LOCK:
             with pytest.raises(UnsettledClaimError):
                 session.commit()
             session.rollback()
@@ -190,24 +172,9 @@ def test_effects_are_exactly_once(one_task: Database, way: Way) -> None:
     ]
 
 
-@contextmanager
-def seen(database: Database, name: str) -> Iterator[list[str]]:
-    """Yield the list of statements, or of commits, of the sessions of `database`."""
-    log: list[str] = []
-
-    def note(_connection: object, *arguments: Any) -> None:
-        log.append(str(arguments[1]) if arguments else "")
-
-    event.listen(database.session_engine, name, note)
-    try:
-        yield log
-    finally:
-        event.remove(database.session_engine, name, note)
-
-
-def told(statements: list[str]) -> int:
+def told(statements: list[Any]) -> int:
     """Return how many of them the table counts: all but those by which SQLite becomes the writer."""
-    return sum(not statement.startswith(("BEGIN", "UPDATE task SET status=task")) for statement in statements)
+    return sum(not each[2].startswith(("BEGIN", "UPDATE task SET status=task")) for each in statements)
 
 
 @every_way
@@ -225,13 +192,3 @@ def test_statements_and_commits_match_the_documented_table(one_task: Database, w
     used = [told(statements[:claiming]), told(statements[claiming:])]
     assert used[: len(said)] == said
     assert len(commits) == int(cell("commits", way).partition(",")[0])
-
-
-def eventually(call: Callable[[], Any], holds: Callable[[Any], Any]) -> Any:
-    """Retry, since the server may take a moment to notice that a connection is gone."""
-    for _ in range(200):
-        found = call()
-        if found is not None and holds(found):
-            return found
-        assert found is None, f"not what was expected: {found}"
-    raise AssertionError("nothing was found")
