@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import (
@@ -678,12 +678,8 @@ def picks(
     """
     if where or order_by or spec.shares_table:  # more subclasses may be declared later
         return _picks(spec, where, order_by)
-    return _all_picks(spec)
-
-
-@cache
-def _all_picks(spec: QueueSpec) -> tuple[Step, Step]:
-    return _picks(spec, (), ())
+    every: tuple[Step, Step] = spec.made.get("picks", lambda: _picks(spec, (), ()))
+    return every
 
 
 def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]) -> tuple[Step, Step]:
@@ -718,13 +714,9 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
-    pick = partial(Pick, spec=spec, state=(_claimable(spec),), where=tuple(terms_of(spec, where)), order=(), index=None)
+    claimable = spec.made.get("claimable", lambda: or_(is_ready(spec), and_(*come_due(spec))))
+    pick = partial(Pick, spec=spec, state=(claimable,), where=tuple(terms_of(spec, where)), order=(), index=None)
     return (lambda limit: pick(limit=limit, exact=True, takes_over=True),)
-
-
-@cache
-def _claimable(spec: QueueSpec) -> Criterion:
-    return or_(is_ready(spec), and_(*come_due(spec)))
 
 
 def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Step:

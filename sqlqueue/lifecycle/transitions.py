@@ -572,17 +572,12 @@ def retry_assignments(spec: QueueSpec) -> list[Assignment]:
 
 def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> tuple[UniqueBy, ...]:
     """Return the keys that ``row`` may conflict on: the primary key and the unique key, as far as it sets them."""
-    by_key = [_by_primary_key(spec)] if all(column.name in row for column in spec.primary_key) else []
-    if spec.has_unique_keys and row.get(spec["unique_key"].name) is not None:
-        by_key.append(_by_unique_key(spec))
-    return tuple(by_key)
+    primary, *unique = _unique_keys(spec)
+    ways = [primary] if all(column.name in row for column in spec.primary_key) else []
+    return (*ways, *(by for by in unique if row.get(by.columns[0].name) is not None))
 
 
 @cache
-def _by_primary_key(spec: QueueSpec) -> UniqueBy:
-    return UniqueBy(spec.primary_key)
-
-
-@cache
-def _by_unique_key(spec: QueueSpec) -> UniqueBy:
-    return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))
+def _unique_keys(spec: QueueSpec) -> list[UniqueBy]:
+    key = spec.columns.get("unique_key")
+    return [UniqueBy(spec.primary_key), *([] if key is None else [UniqueBy((key,), key.is_not(None))])]

@@ -109,7 +109,7 @@ def check_values(spec: QueueSpec, values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if value is not None and not isinstance(value, SQLCoreOperations):
             check(name, value, longest)
-    for name in spec.key_parts:
+    for name in spec.key_names if len(spec.key_names) > 1 else ():
         if name in values and values[name] is None:
             raise ArgumentError(f"{name}=None: each part of the primary key of {spec.entity.__name__} is required")
 
@@ -223,14 +223,15 @@ def declare(cls: type[Any]) -> None:
     attributes = _attributes(cls)
     _refuse_options(cls, attributes)
     _refuse_collisions(cls, attributes)
-    existing = None if _is_mapped(cls) else cls.__dict__.get("__table__")
+    existing = None if "__mapper__" in cls.__dict__ else cls.__dict__.get("__table__")
     if existing is not None:
         _refuse_missing(cls, [name for name in attributes.values() if name not in existing.c])
         attributes = {}
     columns = _columns(cls)
     for role, name in attributes.items():
         place(cls, name, columns[role](cls.__queue__))
-    for name in _inherited_declarations(cls) - set(attributes.values()):
+    inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get("__queue_declared__", ())}
+    for name in inherited - set(attributes.values()):
         setattr(cls, name, None)  # declared by a base class, under a name that this class overrides
     cls.__queue_declared__ = frozenset(attributes.values())
 
@@ -258,14 +259,6 @@ def place(cls: type[Any], name: str, arguments: dict[str, Any]) -> None:
 
 def _annotate(cls: type[Any], name: str, annotation: Any) -> None:
     cls.__annotations__ = {**inspect.get_annotations(cls), name: annotation}
-
-
-def _inherited_declarations(cls: type[Any]) -> set[str]:
-    return {name for base in cls.__mro__[1:] for name in base.__dict__.get("__queue_declared__", ())}
-
-
-def _is_mapped(cls: type[Any]) -> bool:
-    return "__mapper__" in cls.__dict__
 
 
 def _refuse_missing(cls: type[Any], missing: list[str]) -> None:

@@ -1,6 +1,6 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
-from .bulk import BATCH, Batch, Reactivated, rescue
+from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_in_turns, claim_many, claiming, consume, consume_many
 from .control import (
     Command,
@@ -34,7 +34,6 @@ from .history import (
     timeline,
 )
 from .paging import find
-from .pruning import Pruned, is_prunable, prune
 from .reactivating import rerun, retry, run_now
 from .recording import brief, spoken
 from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule

@@ -53,9 +53,8 @@ from ..transaction import (
     scope_of,
     session_of,
 )
-from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record
+from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside
 from .settling import complete, fail
-from .unreadable import set_aside
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
 

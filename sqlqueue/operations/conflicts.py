@@ -119,9 +119,8 @@ def _beyond(spec: QueueSpec, keys: Sequence[_NamedKey], *, inserts: bool) -> str
 
 def _keys(spec: QueueSpec, row: Mapping[str, Any]) -> Iterable[_NamedKey]:
     """Yield the keys by which ``row`` may conflict with another."""
-    primary = [spec.mapper.get_property_by_column(column).key for column in spec.primary_key]
-    if all(row.get(name) is not None for name in primary):
-        yield tuple((name, row[name]) for name in primary)
+    if all(row.get(name) is not None for name in spec.key_names):
+        yield tuple((name, row[name]) for name in spec.key_names)
     unique = spec.attributes.get("unique_key")
     if unique is not None and row.get(unique) is not None:
         yield ((unique, row[unique]),)

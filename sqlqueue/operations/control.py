@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
 from typing import Any, TypeGuard
 
 from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal_column, select, update
@@ -26,7 +25,6 @@ from ..model.companions import (
     WorkerMixin,
     companion_table,
     missing_companion,
-    pause_table,
     worker_table,
 )
 from ..model.declaration import LONGEST_KEY, QueueMixin
@@ -48,7 +46,7 @@ from ..sql import (
 )
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
-from .unreadable import Shown, moments_read
+from .recording import Shown, moments_read
 
 # -- limits: how many tasks with the same ``limit_key`` may run at once -----------------------------------------------
 
@@ -204,31 +202,30 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
     Empty if nothing is paused or the application has no model for pauses.
     """
     spec = spec_of(entity)
-    session = session_of(session)
-    table = pause_table(spec.table.metadata)
-    if table is None:
-        return []
-    adapter = open_(session, spec)
-    found = {key: facts for key, *facts in moments_read(adapter, session, spec, partial(_facts, table))}
+    found = _facts(session_of(session), spec)
     topics: list[str | None] = [None, *paused_topics(spec, found)]
     return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
 
 
 def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Pause]:
     """Return the pauses that keep a task of ``topic`` waiting, two at most.  Reads no others."""
-    table = pause_table(spec.table.metadata)
-    if table is None:
-        return []
     topics = {spec.table.fullname: None, **({} if topic is None else {_key(spec, topic): topic})}
-    named = table.c.queue.in_(topics)
-    rows = moments_read(open_(session, spec), session, spec, lambda shown: _facts(table, shown).where(named))
-    found = {key: facts for key, *facts in rows}
+    found = _facts(session, spec, topics)
     return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
 
 
-def _facts(table: Table, shown: Shown) -> Select[*tuple[Any, ...]]:
-    """Return the SELECT of the pauses of all queues."""
-    return select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
+def _facts(session: Session, spec: QueueSpec, keys: Collection[str] | None = None) -> dict[str, Sequence[Any]]:
+    """Return the pauses with these ``keys``, or of all queues; none if the application has no model for pauses."""
+    table = companion_table(PauseMixin, spec.table.metadata)
+    if table is None:
+        return {}
+    criteria = () if keys is None else (table.c.queue.in_(keys),)
+
+    def asked(shown: Shown) -> Select[Any]:
+        pauses = select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
+        return pauses.where(*criteria)
+
+    return {key: facts for key, *facts in moments_read(open_(session, spec), session, spec, asked)}
 
 
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:

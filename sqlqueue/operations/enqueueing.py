@@ -73,8 +73,7 @@ def is_stored(task: Any) -> bool:
 
 def key_of(spec: QueueSpec, task: Any) -> Row:
     """Return the primary key of a stored instance, by attribute name."""
-    names = (spec.mapper.get_property_by_column(column).key for column in spec.primary_key)
-    return dict(zip(names, spec.identity_of(task), strict=True))
+    return dict(zip(spec.key_names, spec.identity_of(task), strict=True))
 
 
 def _changes_of(spec: QueueSpec, task: Any) -> Row:
@@ -285,10 +284,9 @@ def check_delay(spec: QueueSpec, number: int, row: Row) -> None:
 
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
-    key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
-    if key.issubset(row) or spec.has_unique_keys:
+    if row.keys() >= set(spec.key_names) or spec.has_unique_keys:
         return
-    needed = ", ".join(sorted(key))
+    needed = ", ".join(sorted(spec.key_names))
     raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} needs the primary key: give {needed}")
 
 

@@ -38,8 +38,7 @@ from ..sql import ended, only, state, utcnow
 from ..transaction import Access, AnySession, is_restricted, open_, refuse_if_restricted, row_of, session_of, within
 from .filtering import identity
 from .paging import Window, Windows
-from .recording import HASHED, task_key
-from .unreadable import Shown, moments_read
+from .recording import HASHED, Shown, moments_read, task_key
 
 # -- the finished attempts of a task ----------------------------------------------------------------------------------
 

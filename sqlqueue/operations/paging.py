@@ -34,8 +34,7 @@ from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_o
 from ..sql import fixes, is_available, is_due, is_final, only, state, terms_of
 from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
-from .recording import brief
-from .unreadable import say
+from .recording import brief, say
 
 # -- windows on a queue: rows in the order of an index, of which a read examines at most a given number ---------------
 #

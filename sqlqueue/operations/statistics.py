@@ -39,6 +39,7 @@ from ..sql import is_available, is_due, is_early, is_held, is_hung, only, picks,
 from ..transaction import AnySession, open_, session_of, within
 from .control import unserved_functions
 from .paging import Window, Windows, finds_finished
+from .recording import read_or
 
 # -- counts tasks up to a cap, so that the cost of counting is bounded however many tasks there are -------------------
 
@@ -184,12 +185,8 @@ def stats_by(
         statement = select(value, each.c.status, *counts).group_by(*grouped).order_by(each.c.divided_by)
         return adapter.rows.execute(session, spec, statement).all()
 
-    try:
-        found = read(each.c.divided_by)
-    except Exception as error:
-        if not adapter.connections.is_of_row(error):
-            raise
-        found = read(cast(each.c.divided_by, String(255)))
+    as_text = cast(each.c.divided_by, String(255))
+    found = read_or(adapter, lambda: read(each.c.divided_by), lambda: read(as_text))
     rows: dict[V, list[Any]] = {}
     for row in found:
         rows.setdefault(row[0], []).append(row[1:])
@@ -277,13 +274,9 @@ class _Count:
 
     def read(self, asked: Sequence[Portion]) -> tuple[Sequence[Any], set[str]]:
         """Return the rows of the statement that counts, and the states or flags whose counts are lower bounds."""
-        try:
-            rows = self._rows(asked)
-        except Exception as error:
-            if not self.adapter.connections.is_of_row(error):
-                raise
-            none = cast(null(), self.spec["available_at"].type)  # instead of a time that cannot be read
-            rows = self._rows([replace(each, moments=dict.fromkeys(each.moments, none)) for each in asked])
+        none = cast(null(), self.spec["available_at"].type)  # instead of a time that cannot be read
+        without = (replace(each, moments=dict.fromkeys(each.moments, none)) for each in asked)
+        rows = read_or(self.adapter, lambda: self._rows(asked), lambda: self._rows(list(without)))
         counts: Counter[str] = Counter()
         for row in rows:
             if row.status is not None:

@@ -34,8 +34,7 @@ from ..sql import (
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .control import pauses_of, workers
 from .paging import finds_finished
-from .recording import brief
-from .unreadable import was_set_aside
+from .recording import brief, was_set_aside
 
 _MINUTE = timedelta(minutes=1)
 

@@ -20,9 +20,8 @@ from ..dialects.statements import Unreadable
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import claim_assignments
 from ..model.companions import history_of
-from ..operations.recording import ABANDONED, last_claims, record
+from ..operations.recording import ABANDONED, last_claims, record, set_aside
 from ..operations.settling import RETURNED, settle_some
-from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, is_held, picks, write
 from ..transaction import Access, AnySession, Hold, claim_in, claimer_name, ledger_of, open_, session_of, within

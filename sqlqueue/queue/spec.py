@@ -173,10 +173,9 @@ class QueueSpec:
         return {prop.key: getattr(prop.columns[0], "name", prop.key) for prop in self.mapper.column_attrs}
 
     @cached_property
-    def key_parts(self) -> tuple[str, ...]:
-        """The attributes of a primary key of several columns; empty for a single column."""
-        columns = self.primary_key if len(self.primary_key) > 1 else ()
-        return tuple(self.mapper.get_property_by_column(column).key for column in columns)
+    def key_names(self) -> tuple[str, ...]:
+        """The attributes of the primary key, in the order of ``primary_key``."""
+        return tuple(self.mapper.get_property_by_column(column).key for column in self.primary_key)
 
     @cached_property
     def unnumbered(self) -> tuple[Column[Any], ...]:

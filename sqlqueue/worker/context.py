@@ -18,7 +18,7 @@ from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
-from ..operations.unreadable import unreadable_rows
+from ..operations.recording import unreadable_rows
 from ..queue.spec import QueueSpec, Where
 from ..transaction import claimer_name
 from .children import Children

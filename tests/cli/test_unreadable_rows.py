@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from sqlqueue import Cause, Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.requests import cursor, position
-from sqlqueue.operations import unreadable
+from sqlqueue.operations import recording
 from sqlqueue.operations.paging import key_of, page, places_of
 from sqlqueue.testing import assert_enqueued
 from sqlqueue.transaction import open_
@@ -30,7 +30,7 @@ __all__ = ["archive", "sync_archive"]
 
 
 def test_find_leaves_them_out_and_says_so(db: Database, caplog: pytest.LogCaptureFixture) -> None:
-    unreadable._said.clear()
+    recording._said.clear()
     signs(db, "rose", "dove", "rose")
     with caplog.at_level(logging.ERROR), db.begin() as actor:
         assert [task.id for task in actor.find(Sign)] == [1, 3]

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import joinedload, selectinload
 
 from sqlqueue import claim_in_turns
-from sqlqueue.operations import unreadable
+from sqlqueue.operations import recording
 from sqlqueue.outbox import claim_messages
 from sqlqueue.sql import representable
 from tests.outbox.messages import fill
@@ -41,7 +41,7 @@ PREFIX = "cannot be read: "
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
-    unreadable._said.clear()
+    recording._said.clear()
 
 
 class Riddle(Exception):
