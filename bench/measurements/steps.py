@@ -91,9 +91,7 @@ class Steps:
             )
 
     def _made(self, tasks: Iterable[Any], function: Callable[..., Any]) -> list[Job]:
-        handler = handler_of(
-            function, self._entity, (), concurrency=10, timeout=None, lease=None, batch=None, mode="lease"
-        )
+        handler = handler_of(function, self._entity, ())
         return [Job(handler, task) for task in tasks]
 
     def _executor(self, job: Job) -> Executor:

@@ -233,7 +233,7 @@ class RelayFetcher(BaseFetcher):
     async def _settle(self, outcomes: dict[Job, Outcome]) -> None:
         """Write all outcomes in one transaction, so that the messages of a key change together."""
         completer = self._context.completers[self.handler.spec]
-        await completer.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])
+        await completer.write([(job, outcomes.get(job, RELEASED)) for job in self._jobs])
 
 
 def _claim(session: Session, handler: Handler, where: Sequence[Where], claimer: str) -> Sequence[Any]:
@@ -286,16 +286,7 @@ class Relay(Worker):
     ) -> None:
         super().__init__(sessions, name=name, poll=poll, grace=grace, notify=notify)
         first = is_first(outbox_of(entity))
-        handler = handler_of(
-            _one(publish),
-            entity,
-            (first,),
-            concurrency=1,
-            timeout=None,
-            lease=lease,
-            batch=batch,
-            mode="lease",
-        )
+        handler = handler_of(_one(publish), entity, (first,), concurrency=1, lease=lease, batch=batch)
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self._reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
         self._within = transaction_limit(handler.lease)

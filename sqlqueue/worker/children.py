@@ -67,8 +67,9 @@ class Refused(NamedTuple):
     reason: str
 
 
-class Settling(NamedTuple):
-    """From a child that is about to commit, and waits for confirmation that the task still belongs to the worker."""
+class Returned(NamedTuple):
+    """From a child whose handler has returned, and which commits once the worker confirms that the task is still its
+    own."""
 
 
 class Retried(NamedTuple):
@@ -222,14 +223,12 @@ class _JobRunner:
 class _ChildJob(Job):
     """A job whose task the worker may lose meanwhile."""
 
-    __slots__ = ("_channel",)
-
     def __init__(self, handler: Handler, task: Any, channel: Channel) -> None:
         super().__init__(handler, task)
         self._channel = channel
 
     def about_to_write(self) -> None:
-        self._channel.send(Settling())
+        self._channel.send(Returned())
         self.is_lost = not self._channel.receive()
         super().about_to_write()
 
@@ -297,7 +296,7 @@ class IsolatedExecutor(Executor):
                     raise ended.error
         except BaseException as error:
             ended = ended or self.failed(job, error)
-        if job.is_lost and not job.settling:  # just when the child had ended
+        if job.is_lost and not job.has_returned:  # just when the child had ended
             ended = Ended(None)
         job.end()
         return ended
@@ -440,12 +439,12 @@ class _Child:
         while True:
             message = self._receive(deadline)
             match message:
-                case Settling():
-                    job.settling = True
+                case Returned():
+                    job.has_returned = True
                     deadline = self._deadline(job.handler.lease)
                     self._send(not job.is_lost)
                 case Retried(reason):
-                    job.settling = False
+                    job.has_returned = False
                     deadline = self._deadline(job.handler.timeout)
                     reports.retried(job, reason)
                 case Logged(record):
@@ -456,7 +455,7 @@ class _Child:
                     raise self._late(job)
 
     def _late(self, job: Job) -> Exception:
-        if job.settling:
+        if job.has_returned:
             return BlamelessError(f"its transaction was not committed within {job.handler.lease}")
         assert job.handler.timeout is not None
         return too_long(job.handler.timeout)

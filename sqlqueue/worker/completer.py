@@ -62,7 +62,7 @@ class Completer:
             self._told = True
             soon(self._loop, self._some.set)
 
-    async def settle(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
+    async def write(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
         """Write these outcomes now; :meth:`run` retries those whose rows are locked."""
         await self._write([_Pending(*each) for each in outcomes])
 

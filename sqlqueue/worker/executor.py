@@ -8,6 +8,7 @@ import pickle
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,8 +16,9 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from struct import Struct
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -167,7 +169,9 @@ class Executor:
         self._started = started or StartedTasks()
         self.time_limit = handler.timeout if handler.is_coroutine else None
         """The time after which the handler is cancelled, and must not keep waiting for the database."""
-        self._within = transaction_limit(handler.lease)
+        within = transaction_limit(handler.lease)
+        self.watched = partial(Deadline, within, database.engines, is_async=handler.is_coroutine)
+        """Returns a context in which the library's own statements have a deadline."""
 
     def perform(self, job: Job) -> Outcome | None:
         """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
@@ -253,7 +257,7 @@ class Executor:
             except DBAPIError as error:
                 if not left or not self.adapter.connections.is_transient(error):
                     raise
-                job.settling = False
+                job.has_returned = False
                 self.run_again(job, error, TRIES - left)
         raise AssertionError
 
@@ -288,10 +292,6 @@ class Executor:
                 raise
             finally:
                 close(session)
-
-    def watched(self) -> Deadline:
-        """Return a context in which the library's own statements have a deadline."""
-        return Deadline(self._within, self.database.engines, is_async=self.handler.is_coroutine)
 
     def _attach(self, session: Session, job: Job) -> Any:
         """Return the claimed task as an instance of the handler's session."""
@@ -424,39 +424,46 @@ Done = Callable[[Job, "Outcome | None"], None]
 """Called on any thread with a finished job and the outcome that is left to write."""
 
 
-class Pool(Protocol):
+class Pool(ABC):
     """Runs a limited number of jobs at a time and queues the others."""
 
-    def put(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs.  Thread-safe."""
-        ...
-
-    def withdraw(self) -> list[Job]:
-        """Remove and return the jobs that have not started."""
-        ...
-
-    def resize(self, count: int) -> None:
-        """Run ``count`` jobs at a time.  Running jobs continue, and surplus ones are not replaced when they end."""
-        ...
-
-    async def ended(self) -> None:
-        """Wait for the running jobs that can be stopped."""
-        ...
-
-    def close(self) -> None:
-        """End the threads or tasks of the pool, after their current jobs."""
-        ...
-
-
-class ThreadPool:
-    """Runs handlers in daemon threads: one that never returns does not keep the process alive."""
-
-    def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
+    def __init__(self, executor: Executor, done: Done) -> None:
         self._executor = executor
         self._done = done
         self._jobs: deque[Job] = deque()
-        self._name = name
         self._context = copy_context()
+
+    @abstractmethod
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs.  Thread-safe."""
+
+    def withdraw(self) -> list[Job]:
+        """Remove and return the jobs that have not started."""
+        jobs: list[Job] = []
+        with suppress(IndexError):
+            while True:
+                jobs.append(self._jobs.popleft())  # one by one: threads take jobs meanwhile
+        return jobs
+
+    @abstractmethod
+    def resize(self, count: int) -> None:
+        """Run ``count`` jobs at a time.  Running jobs continue, and surplus ones are not replaced when they end."""
+
+    @abstractmethod
+    async def ended(self) -> None:
+        """Wait for the running jobs that can be stopped."""
+
+    def close(self) -> None:
+        """Start no more jobs; threads end after their current ones."""
+        self.resize(0)
+
+
+class ThreadPool(Pool):
+    """Runs handlers in daemon threads: one that never returns does not keep the process alive."""
+
+    def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
+        super().__init__(executor, done)
+        self._name = name
         self._changed = threading.Condition(threading.Lock())
         """Notified of new jobs and of changes to the number of threads.  Held to wait, to notify, and to change that
         number."""
@@ -464,22 +471,11 @@ class ThreadPool:
         self.resize(count)
 
     def put(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs for the next free threads."""
         self._jobs.extend(jobs)
         with self._changed:
             self._changed.notify(len(jobs))
 
-    def withdraw(self) -> list[Job]:
-        """Return the jobs that no thread has started, which are then no longer queued."""
-        jobs: list[Job] = []
-        while True:
-            try:
-                jobs.append(self._jobs.popleft())  # one by one: threads take jobs meanwhile
-            except IndexError:
-                return jobs
-
     def resize(self, count: int) -> None:
-        """Change the number of threads; surplus ones end after their current job."""
         with self._changed:
             self._count = count
             self._changed.notify_all()
@@ -489,10 +485,6 @@ class ThreadPool:
 
     async def ended(self) -> None:
         """Return at once: threads cannot be waited for, since one may never end."""
-
-    def close(self) -> None:
-        """Make the threads end after their current jobs."""
-        self.resize(0)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -514,42 +506,27 @@ class ThreadPool:
                     self._changed.wait()
 
 
-class CoroutinePool:
+class CoroutinePool(Pool):
     """Runs coroutine handlers in tasks of the event loop."""
 
     def __init__(self, executor: Executor, count: int, done: Done) -> None:
-        self._executor = executor
-        self._done = done
-        self._jobs: deque[Job] = deque()
-        self._context = copy_context()
+        super().__init__(executor, done)
         self._count = self._free = count
         self._running: set[asyncio.Task[None]] = set()
 
     def put(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs, and start them as far as slots are free."""
         self._jobs.extend(jobs)
         self._start()
 
-    def withdraw(self) -> list[Job]:
-        """Return the jobs that have not been started, which are then no longer queued."""
-        jobs = list(self._jobs)
-        self._jobs.clear()
-        return jobs
-
     def resize(self, count: int) -> None:
-        """Change the number of jobs that run at a time."""
         self._free += count - self._count
         self._count = count
         self._start()
 
     async def ended(self) -> None:
-        """Wait until no job is running."""
         while self._running:
             ended, _ = await asyncio.wait(self._running)
             self._running -= ended  # a task that is cancelled before it begins does not remove itself
-
-    def close(self) -> None:
-        """Do nothing: tasks end with their jobs."""
 
     def _start(self) -> None:
         while self._free > 0 and self._jobs:

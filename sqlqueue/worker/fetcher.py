@@ -400,7 +400,7 @@ class Fetcher(BaseFetcher):
     def abandon(self, reason: str) -> None:
         """Stop running jobs as far as possible, and release them."""
         for job in tuple(self._jobs):
-            if not job.settling:
+            if not job.has_returned:
                 job.lose(reason)
                 self._release(job)
 

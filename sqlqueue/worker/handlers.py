@@ -28,6 +28,8 @@ from ..sql import given, terms_of
 
 Mode = Literal["lease", "lock", "at-most-once"]
 Isolation = Literal["process"]
+CONCURRENCY = 10
+"""How many calls of a handler run at a time by default."""
 DEFAULT_BATCH = 500
 """The maximum number of tasks that one claim takes by default.  A claim costs about a millisecond, whatever it
 finds."""
@@ -41,13 +43,13 @@ class Handler:
     entity: type[QueueMixin]
     spec: QueueSpec
     where: tuple[Where, ...]
-    concurrency: int
-    timeout: timedelta | None
-    lease: timedelta
-    batch: int
-    mode: Mode
     takes_session: bool
     is_coroutine: bool
+    concurrency: int = CONCURRENCY
+    timeout: timedelta | None = None
+    lease: timedelta
+    batch: int = DEFAULT_BATCH
+    mode: Mode = "lease"
     options: tuple[ExecutableOption, ...] = ()
     """Loader options for its tasks."""
     isolation: Isolation | None = None
@@ -97,41 +99,33 @@ def handler_of(
     entity: type[QueueMixin],
     where: tuple[Where, ...],
     *,
-    concurrency: int,
-    timeout: timedelta | None,
-    lease: timedelta | None,
-    batch: int | None,
-    mode: Mode,
+    lease: timedelta | None = None,
     options: Sequence[ExecutableOption] = (),
-    isolation: Isolation | None = None,
-    max_tasks: int | None = None,
-    max_memory: int | None = None,
+    **others: Any,
 ) -> Handler:
-    """Return a checked handler.  Raises :class:`.ArgumentError` for invalid arguments."""
+    """Return a checked handler; ``others`` are fields of it.  Raises :class:`.ArgumentError` for invalid arguments."""
     spec = spec_of(entity)
     if not isinstance(options, Sequence):
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")
     _check_stages(spec, where)
-    takes_session = _takes_session(function, entity)
-    _check_mode(mode, spec, takes_session=takes_session)
-    _check_isolation(isolation, mode, max_tasks, max_memory)
-    return Handler(
+    handler = Handler(
         function=function,
         entity=entity,
         spec=spec,
         where=where,
-        concurrency=count("concurrency", concurrency),
-        timeout=None if timeout is None else duration("timeout", timeout),
-        lease=spec.options.lease if lease is None else duration("lease", lease),
-        batch=concurrency if batch is None else count("batch", batch),
-        mode=mode,
-        takes_session=takes_session,
+        takes_session=_takes_session(function, entity),
         is_coroutine=is_coroutine(function),
+        lease=spec.options.lease if lease is None else duration("lease", lease),
         options=tuple(options),
-        isolation=isolation,
-        max_tasks=max_tasks,
-        max_memory=max_memory,
+        **others,
     )
+    _check_mode(handler)
+    _check_isolation(handler)
+    count("concurrency", handler.concurrency)
+    count("batch", handler.batch)
+    if handler.timeout is not None:
+        duration("timeout", handler.timeout)
+    return handler
 
 
 def _check_stages(spec: QueueSpec, where: Sequence[Where]) -> None:
@@ -147,7 +141,8 @@ def _check_stages(spec: QueueSpec, where: Sequence[Where]) -> None:
             )
 
 
-def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
+def _check_mode(handler: Handler) -> None:
+    mode, takes_session = handler.mode, handler.takes_session
     if mode not in get_args(Mode):
         raise ArgumentError(f"mode={mode!r}: give one of {', '.join(map(repr, get_args(Mode)))}")
     if mode == "lock" and not takes_session:
@@ -157,19 +152,20 @@ def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
             " the handler must take only the task"
         )
-    if mode == "at-most-once" and spec.is_limited:
+    if mode == "at-most-once" and handler.spec.is_limited:
         raise ArgumentError(
             f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
-            f" limits of {spec.entity.__name__} would have no effect"
+            f" limits of {handler.entity.__name__} would have no effect"
         )
 
 
-def _check_isolation(isolation: object, mode: Mode, max_tasks: int | None, max_memory: int | None) -> None:
+def _check_isolation(handler: Handler) -> None:
+    isolation: object = handler.isolation
     if isolation not in (None, *get_args(Isolation)):
         raise ArgumentError(f"isolation={isolation!r}: give 'process' or None")
-    if isolation is not None and mode == "lock":
+    if isolation is not None and handler.mode == "lock":
         raise ArgumentError("mode='lock' is one transaction of the worker, which a child process cannot share")
-    for name, value in (("max_tasks", max_tasks), ("max_memory", max_memory)):
+    for name, value in (("max_tasks", handler.max_tasks), ("max_memory", handler.max_memory)):
         if value is not None and isolation is None:
             raise ArgumentError(
                 f"{name}={count(name, value)}: it applies to child processes: give isolation='process' too"
@@ -227,8 +223,6 @@ def _is_task(parameter: inspect.Parameter, entity: type[QueueMixin]) -> bool:
 
 # -- the handler that serves all functions registered as tasks of one model -------------------------------------------
 
-CONCURRENCY = 10
-
 
 class FunctionTasks:
     """Collects the functions of one model and makes their common handler."""
@@ -241,32 +235,19 @@ class FunctionTasks:
 
     def add(self, task: Any, given: Mapping[str, Any]) -> Handler:
         """Add a task.  Returns the handler for it and those added before."""
-        settings = self._together({name: value for name, value in given.items() if value is not None})
-        self._functions.add(task)
-        self._settings = settings
-        self.handler = self._made()
-        return self.handler
-
-    def _together(self, given: dict[str, Any]) -> dict[str, Any]:
+        functions, given = self._functions, {name: value for name, value in given.items() if value is not None}
         for name, value in given.items():
             if self._settings.get(name, value) != value:
                 raise ArgumentError(
                     f"{name}={value!r}: it is {self._settings[name]!r} for all tasks of {self._entity.__name__}, which"
                     " share one handler. Set it once, or give this task its own model"
                 )
-        return {**self._settings, **given}
-
-    def _made(self) -> Handler:
-        functions = self._functions
-        handler = handler_of(
-            functions.perform_in_session if functions.takes_session else functions.perform,
-            self._entity,
-            (functions.calls,),
-            batch=DEFAULT_BATCH,
-            mode="lease",
-            **{"concurrency": CONCURRENCY, "timeout": None, "lease": None, **self._settings},
-        )
-        return replace(handler, is_coroutine=functions.is_coroutine, functions=functions.names)
+        functions.add(task)
+        self._settings |= given
+        function = functions.perform_in_session if functions.takes_session else functions.perform
+        handler = handler_of(function, self._entity, (functions.calls,), **self._settings)
+        self.handler = replace(handler, is_coroutine=functions.is_coroutine, functions=functions.names)
+        return self.handler
 
 
 # -- the handlers registered with a worker, and the checks that each must pass ----------------------------------------

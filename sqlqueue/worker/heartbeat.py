@@ -111,7 +111,7 @@ class Heartbeat(threading.Thread):
         return [job for job in self._in_flight if job.handler.spec is self._spec and job.handler.mode == "lease"]
 
     def _lose(self, job: Job) -> None:
-        if not job.settling:  # otherwise the job itself changed the row, or will notice
+        if not job.has_returned:  # otherwise the job itself changed the row, or will notice
             self._in_flight.remove(job)
             job.lose("its lease expired, or it was cancelled or deleted")
 

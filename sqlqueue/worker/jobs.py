@@ -90,24 +90,6 @@ def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
 class Job:
     """One claim and its progress."""
 
-    __slots__ = (
-        "_awoken",
-        "_loaded",
-        "claim",
-        "crashes",
-        "handler",
-        "interrupt",
-        "is_counted",
-        "is_lost",
-        "on_lost",
-        "overdue",
-        "reason",
-        "seconds",
-        "settling",
-        "started",
-        "task",
-    )
-
     def __init__(self, handler: Handler, task: Any) -> None:
         self.handler = handler
         """The handler that is called for it."""
@@ -126,7 +108,7 @@ class Job:
         """How long the handler ran, once it has ended."""
         self.overdue = False
         """Whether exceeding the timeout has been reported."""
-        self.settling = False
+        self.has_returned = False
         """Whether the handler has returned, so that the job itself may change its row at any moment."""
         self.reason = ""
         """Why it was interrupted."""
@@ -170,13 +152,13 @@ class Job:
     def about_to_write(self) -> None:
         """Record that the job itself is about to change its row.  Raises :class:`.ClaimLostError` if the task is
         lost."""
-        self.settling = True
+        self.has_returned = True
         if self.is_lost:  # its handler may have returned early
             raise ClaimLostError([self.claim])
 
     def end(self) -> None:
         """Record that the handler has ended."""
-        self.settling = True
+        self.has_returned = True
         self.interrupt = None
         if self.started is not None:
             self.seconds = time.monotonic() - self.started
@@ -230,7 +212,7 @@ class InFlight:
         older = self._latest.get(key)
         self._latest[key] = job
         self._jobs[job] = None
-        if older is not None and older is not job and not older.settling:
+        if older is not None and older is not job and not older.has_returned:
             self.remove(older)
             older.lose("its lease expired, and the same worker has claimed it again")
 

@@ -136,13 +136,10 @@ class SupervisedProcess:
         if end is End.LIMIT_REACHED:
             self._due = None if self._stopping else time.monotonic()
         elif end is End.DIED and not self._stopping:
-            self._note_crash(status)
+            crash = crash_of(self._memory, status)
+            if crash is not None:
+                self._crashes.append(crash)
             self._schedule(status)
-
-    def _note_crash(self, status: int) -> None:
-        crash = crash_of(self._memory, status)
-        if crash is not None:
-            self._crashes.append(crash)
 
     def _schedule(self, status: int) -> None:
         if time.monotonic() - self._begun > SETTLED:

@@ -18,6 +18,12 @@ from ..operations import QueueStats
 from ..queue.spec import QueueSpec
 from .jobs import Job, OutcomeKind, is_signal
 
+_COUNTERS = {
+    "lost": ("sqlqueue.claims.lost", "Claims taken over, cancelled or deleted."),
+    "retries": ("sqlqueue.tasks.retries", "Handlers called again after a conflict."),
+    "database_errors": ("sqlqueue.database.errors", "Errors of the worker's own statements."),
+    "unreadable": ("sqlqueue.rows.unreadable", "Rows that claims have set aside because they cannot be read."),
+}
 _SILENT = (trace.__name__, metrics.__name__)
 
 
@@ -41,18 +47,7 @@ class Telemetry:
         self._duration = meter.create_histogram("sqlqueue.task.duration", "s", "Time in the handler.")
         self._tasks = meter.create_counter("sqlqueue.tasks", description="Tasks that ended, by outcome.")
         self._counters = {
-            "lost": meter.create_counter(
-                "sqlqueue.claims.lost", description="Claims taken over, cancelled or deleted."
-            ),
-            "retries": meter.create_counter(
-                "sqlqueue.tasks.retries", description="Handlers called again after a conflict."
-            ),
-            "database_errors": meter.create_counter(
-                "sqlqueue.database.errors", description="Errors of the worker's own statements."
-            ),
-            "unreadable": meter.create_counter(
-                "sqlqueue.rows.unreadable", description="Rows that claims have set aside because they cannot be read."
-            ),
+            event: meter.create_counter(name, description=text) for event, (name, text) in _COUNTERS.items()
         }
         self._depth = meter.create_gauge("sqlqueue.depth", description="Tasks by status.")
 
