@@ -14,6 +14,7 @@ from tests.support.harness import Database
 from tests.support.models import Listing, Mail, Parcel, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock
 
+pytestmark = pytest.mark.one_engine  # except for what depends on the engine's SQL or driver
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
 
@@ -23,6 +24,7 @@ def states(db: Database, model: Any = Task) -> dict[Any, str]:
         return {model.__queue_spec__.identity_of(task): task.status for task in session.find(model)}
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
 def test_stats(sync_db: Database, driver: str) -> None:
     sync_db.insert(Task, [{"id": 1, **HUNG}])
@@ -47,6 +49,7 @@ def test_stats_show_rows_with_an_unknown_status(sync_db: Database) -> None:
     assert (found["unknown"], found["total"]) == ({"pending": 2}, 0)
 
 
+@pytest.mark.every_engine
 def test_stats_of_now_and_over_time(sync_db: Database) -> None:
     ended = clock(sync_db)
     took = {"claimed_at": ended - timedelta(seconds=3), "created_at": ended - timedelta(seconds=8)}
@@ -69,6 +72,7 @@ def test_stats_of_now_and_over_time(sync_db: Database) -> None:
     assert len(told(sync_db, "stats", *timeline, "--topic", "news", target="Mail")) == 5
 
 
+@pytest.mark.every_engine
 def test_errors_and_an_example(sync_db: Database) -> None:
     sync_db.insert(Seat, [{"line": "a", "number": n, "error": "Timeout: x", **FAILED} for n in (1, 2)])
     (group,) = told(sync_db, "errors", "--json", "--status", "discarded", target="Seat")
@@ -95,6 +99,7 @@ FILTERS: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.every_engine
 def test_filters(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": 1, "error": "Timeout: x", "created_at": PAST, **FAILED}])
     sync_db.insert(Mail, [{"id": 2, "error": "KeyError: x", "topic": "news", **FAILED}])
@@ -144,6 +149,7 @@ def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:
     )
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
 @pytest.mark.parametrize(("presses", "done"), [(1, 4), (2, 2)])
 def test_ctrl_c_stops_the_command(
@@ -182,6 +188,7 @@ def test_prune(sync_db: Database) -> None:
     assert set(states(sync_db)) == {(6,), (7,)}
 
 
+@pytest.mark.every_engine
 def test_keys_of_other_types(sync_db: Database) -> None:
     with sync_db.begin() as session:
         parcel = Parcel(name="x")

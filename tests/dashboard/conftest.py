@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
+from starlette.testclient import TestClient
 
 from sqlqueue import QueueSession
-from tests.dashboard.serving import database, fill
+from tests.dashboard.clients import OWN
+from tests.dashboard.serving import dashboard, database, fill
 
 FLAGS = [
     "--headless",
@@ -42,6 +44,11 @@ def sessions(tmp_path: Path, filled: Path) -> Iterator[sessionmaker[Any]]:
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
     yield sessionmaker(engine, class_=QueueSession)
     engine.dispose()
+
+
+@pytest.fixture
+def app(sessions: sessionmaker[Any]) -> TestClient:
+    return TestClient(dashboard(sessions), headers=OWN)
 
 
 @pytest.fixture(scope="module")

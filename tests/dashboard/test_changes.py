@@ -17,11 +17,6 @@ from tests.dashboard.serving import dashboard
 from tests.support.workers import eventually
 
 
-@pytest.fixture
-def app(sessions: sessionmaker[Any]) -> TestClient:
-    return TestClient(dashboard(sessions), headers=OWN)
-
-
 def test_another_process_says_that_it_does_not_know_the_progress(
     app: TestClient, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

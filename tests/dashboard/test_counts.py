@@ -11,15 +11,9 @@ from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue import utcnow
+from tests.dashboard.clients import OWN
 from tests.dashboard.models import Email, Event
 from tests.dashboard.serving import dashboard
-
-OWN = {"sec-fetch-site": "same-origin"}
-
-
-@pytest.fixture
-def app(sessions: sessionmaker[Any]) -> TestClient:
-    return TestClient(dashboard(sessions), headers=OWN)
 
 
 def cells(page: str, queue: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import Select, event, func, select, update
+from sqlalchemy import Select, event, func, select
 from sqlalchemy.orm import (
     ORMExecuteState,
     Session,
@@ -27,13 +26,12 @@ from sqlalchemy.orm import (
 from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Action, Dashboard, Viewer
-from tests.dashboard.clients import OWN
+from tests.dashboard.clients import OWN, TOKEN
 from tests.support.harness import Database
 from tests.support.models import Mail
 from tests.support.rows import PAST, TOMORROW
 from tests.support.workers import eventually
 
-TOKEN = "a-token-of-some-length"
 PAGES = ("/", "/queue/mail", "/queue/mail?status=running", "/queue/mail?error=none&topic=a", "/errors", "/metrics")
 
 
@@ -155,24 +153,3 @@ def test_the_command(sync_db: Database) -> None:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         assert "Mail" in client.get("/").text
         assert 'status="discarded"} 3.0' in client.get("/metrics").text
-
-
-@pytest.mark.requires("partial_indexes")
-def test_another_server_process_does_not_know_the_progress_but_shows_the_result(sync_db: Database) -> None:
-    store(sync_db)
-    with command(sync_db, "--allow", "cancel") as one, command(sync_db, "--allow", "cancel") as other:
-        for client in (one, other):
-            client.headers.update({"Authorization": f"Bearer {TOKEN}", **OWN})
-        with sync_db.begin() as session:
-            session.execute(update(Mail).values(topic="b"))  # until the commit, it holds up the change
-            form = {"scope": "filter", "status": "scheduled"}
-            page = one.post("/queue/mail/cancel", data=form).headers["location"]
-            assert "In progress:" in one.get(page).text
-            assert "Progress unknown:" in other.get(page).text
-            stopped = other.post(f"/changes/{page.partition('change=')[2]}/stop")
-            assert (stopped.status_code, "Nothing was stopped" in stopped.text) == (404, True)
-            assert "In progress:" in one.get(page).text
-        eventually(lambda: "Done:" in one.get(page).text)
-        assert "2 of 2 tasks changed" in one.get(page).text
-        assert "Progress unknown:" in other.get(page).text
-        assert len(re.findall(r'name="key" value="\d', other.get("/queue/mail?status=cancelled").text)) == 2

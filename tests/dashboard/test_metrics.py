@@ -15,10 +15,9 @@ from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Dashboard
 from sqlqueue.dashboard.standalone import Token, with_login
+from tests.dashboard.clients import TOKEN
 from tests.dashboard.models import Base, Email
 from tests.dashboard.serving import dashboard
-
-TOKEN = "a-token-of-some-length"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

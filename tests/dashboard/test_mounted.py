@@ -12,10 +12,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from tests.dashboard.clients import OWN
 from tests.dashboard.models import Email
 from tests.dashboard.serving import dashboard
-
-OWN = {"sec-fetch-site": "same-origin"}
 
 
 def fastapi(app: Any) -> Any:

@@ -17,6 +17,7 @@ from tests.support.models import Base, Report, Task
 from tests.support.rows import clock
 from tests.support.workers import with_session, without_session
 
+pytestmark = pytest.mark.one_engine
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
@@ -32,6 +33,7 @@ def opposite(now: datetime) -> str:
     return f"{now.minute} {(now.hour + 12) % 24} * * *"
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("committed", [False, True])
 def test_each_planned_run_happens_once_at_its_time(db: Database, committed: bool) -> None:
     now = clock(db)
@@ -74,6 +76,7 @@ def test_runs_follow_the_clock_of_their_time_zone_through_a_year() -> None:
     engine.dispose()
 
 
+@pytest.mark.every_engine
 def test_the_clock_of_handlers_is_that_of_their_tasks(db: Database) -> None:
     """A task that snoozes, one that fails, and what they enqueue: all times are those of the simulated clock."""
     start, seen = clock(db), list[tuple[str, int]]()

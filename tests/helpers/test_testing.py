@@ -18,6 +18,7 @@ from tests.support.models import Base, Job, Ledger, Mail, Sign, Task
 from tests.support.rows import TOMORROW, count
 from tests.support.workers import with_session, without_session
 
+pytestmark = pytest.mark.one_engine
 DAY = timedelta(days=1)
 
 
@@ -39,6 +40,7 @@ def following(session: Any, task: Any) -> None:
         session.add(Task(number=task.number - 1))
 
 
+@pytest.mark.every_engine
 def test_all_happens_in_the_transaction_of_the_test(db: Database) -> None:
     worker = Worker(db.sessions())
     worker.handler(Task)(with_session(db, following))
@@ -51,6 +53,7 @@ def test_all_happens_in_the_transaction_of_the_test(db: Database) -> None:
     assert count(db, Task) == count(db, Ledger) == 0
 
 
+@pytest.mark.every_engine
 def test_each_task_is_committed(db: Database) -> None:
     worker = Worker(db.sessions())
     done: list[int] = []
@@ -64,6 +67,7 @@ def test_each_task_is_committed(db: Database) -> None:
     assert (count(db, Task, Task.status == "available"), count(db, Ledger)) == (1, 0)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize(
     ("error", "ended", "status"),
     [
