@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.examples.running import EXAMPLES, STARTING, run, running, served, work
+from tests.examples.running import EXAMPLES, STARTING, environment, run, running, served, work
 from tests.support.containers import free_port
 from tests.support.workers import eventually
 
@@ -47,7 +49,25 @@ def test_fastapi(tmp_path: Path) -> None:
         path = f"/customers/{created.json()['id']}"
         eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
         assert "Welcome" in dashboard(client)
+    assert rows(database, "SELECT name FROM customer") == [("Ada",)]
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
+
+
+def test_fastapi_does_not_go_on_without_its_worker(tmp_path: Path) -> None:
+    """If a table is missing, this is logged once and the process exits."""
+    code = "import app, uvicorn; app.Base.metadata.create_all = lambda _: None; uvicorn.run(app.app, port=0)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=EXAMPLES / "fastapi_app",
+        env=environment(DATABASE_URL=f"sqlite+aiosqlite:///{tmp_path}/empty.db"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.stderr.count("the schema does not match the models: there is no table") == 1
+    assert "Traceback" not in ended.stderr
+    assert "Shutting down" in ended.stderr
 
 
 def test_starlette(tmp_path: Path) -> None:

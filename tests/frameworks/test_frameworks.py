@@ -119,30 +119,16 @@ def _sqlmodel_job(sqlmodel: Any, **attributes: Any) -> Any:
 
 
 def test_sqlmodel(sqlmodel: Any, engine: Engine) -> None:
+    """Also with columns of the queue in the constructor and as attributes."""
     job = _sqlmodel_job(sqlmodel)
     sqlmodel.SQLModel.metadata.create_all(engine)
     with sqlmodel.Session(engine) as session:
         lives(session, job, name="a")
-
-
-def test_sqlmodel_queue_columns_in_the_constructor(sqlmodel: Any, engine: Engine) -> None:
-    job = _sqlmodel_job(sqlmodel)
-    sqlmodel.SQLModel.metadata.create_all(engine)
-    with sqlmodel.Session(engine) as session:
-        session.add(job(name="a", priority=7))
+        task = job(name="b")
+        task.priority = 8
+        session.add_all([job(name="c", priority=7), task])
         session.commit()
-        assert sqlqueue.claim(session, job).priority == 7
-
-
-def test_sqlmodel_queue_columns_set(sqlmodel: Any, engine: Engine) -> None:
-    job = _sqlmodel_job(sqlmodel)
-    sqlmodel.SQLModel.metadata.create_all(engine)
-    with sqlmodel.Session(engine) as session:
-        task = job(name="a")
-        task.priority = 7
-        session.add(task)
-        session.commit()
-        assert sqlqueue.claim(session, job).priority == 7
+        assert [sqlqueue.claim(session, job).priority for _ in range(2)] == [7, 8]
 
 
 def test_sqlmodel_collision(sqlmodel: Any, engine: Engine) -> None:
