@@ -17,7 +17,7 @@ from ..dialects import adapter_for
 from ..queue.spec import Finding, Severity
 from ._database import connect, refusals
 from ._options import Target, Url, load
-from ._output import plain, print_json, say
+from ._output import facts, plain, print_json, say
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
@@ -51,7 +51,8 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
     fatal = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     ok = not any(finding.severity in fatal for finding in findings)
     if as_json:
-        print_json(_report(engine, version, models, ok, findings))
+        shown = [_finding(each) for each in findings]
+        print_json({"engine": engine, "version": version, "queues": models, "ok": ok, "findings": shown})
     else:
         _show(f"{engine} {version}", models, findings)
     raise typer.Exit(0 if ok else 1)
@@ -66,25 +67,11 @@ def _name(model: type[object]) -> str:
     return f"{model.__module__}.{model.__qualname__}"
 
 
-def _report(
-    engine: str, version: str, models: Sequence[str], ok: bool, findings: Sequence[Finding]
-) -> dict[str, object]:
+def _finding(found: Finding) -> dict[str, object]:
     return {
-        "engine": engine,
-        "version": version,
-        "queues": models,
-        "ok": ok,
-        "findings": [
-            {
-                "severity": finding.severity,
-                "code": finding.code,
-                "model": finding.model and _name(finding.model),
-                "table": finding.table,
-                "message": finding.message,
-                "fix": finding.fix,
-            }
-            for finding in findings
-        ],
+        **facts(found, "severity", "code"),
+        "model": found.model and _name(found.model),
+        **facts(found, "table", "message", "fix"),
     }
 
 

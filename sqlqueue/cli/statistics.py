@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -215,29 +214,26 @@ def stats(
     specs = queues.chosen if not (by or timeline) else [queues.only]
     filters = Filters(topic=topic, where=where)
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
+    spec, criteria = chosen[0]
     if by:
-        print_by(by, queues.transact(partial(_by, *chosen[0], by), *specs), as_json=as_json)
+        counts = queues.transact(
+            lambda session: operations.stats_by(session, spec.entity, column(spec, by), *criteria), spec
+        )
+        print_by(by, counts, as_json=as_json)
     elif timeline:
-        print_timeline(queues.transact(partial(_over_time, *chosen[0], bucket, since), *specs), as_json=as_json)
+        bucket, since = bucket or timedelta(hours=1), since or timedelta(days=1)
+        found = queues.transact(
+            lambda session: operations.timeline(session, spec.entity, *criteria, bucket=bucket, since=since), spec
+        )
+        print_timeline(found, as_json=as_json)
     else:
         cap = None if exact else CAP
-        found = queues.transact(lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
-        print_figures(found, as_json=as_json)
+        figures = queues.transact(lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
+        print_figures(figures, as_json=as_json)
 
 
 def _figures(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> QueueFigures:
     return spec, operations.overview(session, spec.entity, *where, cap=cap), paused(session, spec.entity)
-
-
-def _by(spec: QueueSpec, where: Sequence[Criterion], name: str, session: Session) -> dict[Any, QueueStats]:
-    return operations.stats_by(session, spec.entity, column(spec, name), *where)
-
-
-def _over_time(
-    spec: QueueSpec, where: Sequence[Criterion], bucket: timedelta | None, since: timedelta | None, session: Session
-) -> list[operations.Bucket]:
-    bucket, since = bucket or timedelta(hours=1), since or timedelta(days=1)
-    return operations.timeline(session, spec.entity, *where, bucket=bucket, since=since)
 
 
 def errors(

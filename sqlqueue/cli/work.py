@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import URL, create_engine
+from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
 from .._support.errors import ArgumentError
@@ -251,13 +251,11 @@ def _actions(names: list[str]) -> list[Any]:
 
 def _sessions(url: str) -> Any:
     where, is_async = parsed(url)
-    return _async_sessions(where) if is_async else sessionmaker(prepared(create_engine(where)))
-
-
-def _async_sessions(url: URL) -> Any:
+    if not is_async:
+        return sessionmaker(prepared(create_engine(where)))
     from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine  # noqa: PLC0415
 
-    engine = create_async_engine(url)
+    engine = create_async_engine(where)
     prepared(engine.sync_engine)
     return async_sessionmaker(engine)
 

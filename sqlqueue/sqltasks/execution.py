@@ -12,7 +12,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread
 from types import TracebackType
@@ -173,32 +172,7 @@ CONNECTING = timedelta(seconds=30)
 """How long it may take until a new connection is ready for its request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Database users that execute requests: the default URL, and URLs by name."""
-
-    default: URL
-    named: Mapping[str, URL]
-
-    @classmethod
-    def of(cls, default: str | URL, named: Mapping[str, str | URL]) -> Users:
-        """Return users with parsed URLs.  Raises :class:`.ArgumentError` for URLs whose driver cannot execute
-        requests."""
-        return cls(_usable(default), {name: _usable(url) for name, url in named.items()})
-
-    def url(self, name: str | None) -> URL:
-        """Return the URL of the user ``name``, or the default one.  Raises :class:`RequestFailed` for an unknown
-        name."""
-        if name is None:
-            return self.default
-        if name not in self.named:
-            # the inserting program reads the error of its row, but need not know the other users
-            logger.warning("unknown user %s; the users are: %s", name, ", ".join(sorted(self.named)) or "none")
-            raise RequestFailed(f"unknown user {name!r}: the log of the worker lists the users", code="no-user")
-        return self.named[name]
-
-
-def _usable(url: str | URL) -> URL:
+def executing_url(url: str | URL) -> URL:
     """Return the parsed ``url``.  Raises :class:`.ArgumentError` if its driver cannot execute requests."""
     parsed = parsed_url(url)
     adapter_for(parsed.get_dialect()()).connections.request_arguments(parsed)
@@ -206,12 +180,17 @@ def _usable(url: str | URL) -> URL:
 
 
 class RequestExecutor:
-    """Executes each request on a new connection, in one transaction, so that session settings do not leak."""
+    """Executes each request on a new connection, in one transaction, so that session settings do not leak.
 
-    def __init__(self, users: Users, *, timeout: timedelta, limit: int) -> None:
-        self.users = users
-        self.timeout = duration("timeout", timeout)
-        self.limit = count("limit", limit)
+    As the user of ``url``, or of one of the URLs ``users``, by name.  Raises :class:`.ArgumentError` for URLs whose
+    driver cannot execute requests.
+    """
+
+    def __init__(self, url: str | URL, users: Mapping[str, str | URL], *, timeout: timedelta, limit: int) -> None:
+        self._default = executing_url(url)
+        self._users = {name: executing_url(each) for name, each in users.items()}
+        self._timeout = duration("timeout", timeout)
+        self._limit = count("limit", limit)
 
     def execute(self, request: str, *, user: str | None, timeout: float | None) -> str:
         """Execute ``request``, commit, and return its response as JSON.
@@ -219,7 +198,7 @@ class RequestExecutor:
         ``timeout``: in seconds, at most the executor's.  Raises :class:`RequestFailed` for an unknown user, and for a
         request that fails or takes too long, which is then rolled back; outages raise SQLAlchemy's ``DBAPIError``.
         """
-        url, limit = self.users.url(user), self._within(timeout)
+        url, limit = self._url(user), self._within(timeout)
         adapter = adapter_for(url.get_dialect()())
         try:
             with _connected(url, adapter) as connection:
@@ -240,7 +219,7 @@ class RequestExecutor:
                     watchdog.interrupt = adapter.connections.interruption(connection)
                     adapter.connections.limit_time(connection, limit)
                     with adapter.connections.answer(connection, request) as answer:
-                        told = response(answer, self.limit)
+                        told = response(answer, self._limit)
                     watchdog.check()
                     transaction.commit()  # may be slow, too
             except DBAPIError as error:  # includes outages: the watchdog may have closed the connection
@@ -251,13 +230,22 @@ class RequestExecutor:
                     connection.invalidate()  # closing rolls back; a ROLLBACK might be slow, too
         return told
 
+    def _url(self, user: str | None) -> URL:
+        if user is None:
+            return self._default
+        if user not in self._users:
+            # the inserting program reads the error of its row, but need not know the other users
+            logger.warning("unknown user %s; the users are: %s", user, ", ".join(sorted(self._users)) or "none")
+            raise RequestFailed(f"unknown user {user!r}: the log of the worker lists the users", code="no-user")
+        return self._users[user]
+
     def _within(self, timeout: float | None) -> timedelta:
         """Return the time limit of a request, at most the executor's."""
         if timeout is None:
-            return self.timeout
+            return self._timeout
         if not timeout > 0:
             raise RequestFailed(f"timeout={timeout}: give a positive number of seconds", code="timeout")
-        return min(timedelta(seconds=min(timeout, self.timeout.total_seconds())), self.timeout)
+        return min(timedelta(seconds=min(timeout, self._timeout.total_seconds())), self._timeout)
 
 
 def _connected(url: URL, adapter: Adapter) -> Connection:

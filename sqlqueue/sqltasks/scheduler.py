@@ -28,7 +28,7 @@ from ..queue.spec import spec_of
 from ..sql import state
 from ..transaction import claim_of
 from ..worker import Worker, growing_pauses, handling_signals, passes
-from .execution import RequestExecutor, Users
+from .execution import RequestExecutor, executing_url
 
 # -- the table of SQL tasks -------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ def handle_sql_tasks(
     ``concurrency``: how many requests run at once; ``response_limit``: the maximum characters of a response.
     Raises :class:`.ArgumentError` for URLs whose driver cannot execute requests.
     """
-    executor = RequestExecutor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
+    executor = RequestExecutor(url, users or {}, timeout=timeout, limit=response_limit)
 
     @worker.handler(entity, concurrency=concurrency)
     def execute_request(session: Session, task: SQLTaskMixin) -> None:
@@ -253,7 +253,8 @@ class SQLTaskScheduler:
 
     def __init__(self, databases: Sequence[SQLTaskDatabase]) -> None:
         for database in databases:
-            Users.of(database.execute_url or database.url, database.users)
+            for url in (database.execute_url or database.url, *database.users.values()):
+                executing_url(url)
             database_url(database.url)
         self._databases = databases
         self._workers: list[Worker] = []
@@ -294,7 +295,7 @@ class SQLTaskScheduler:
             if self._stopped:
                 break
             try:
-                return await asyncio.to_thread(_prepare, database, engine)
+                return await asyncio.to_thread(_workers, database, engine)
             except DBAPIError as error:
                 if not passes(error, adapter_for(engine.dialect)):
                     raise
@@ -304,29 +305,26 @@ class SQLTaskScheduler:
         return []
 
 
-def _prepare(database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
+def _workers(database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
     """Create tables if configured, set the limits of queues, and return a worker for each schema."""
-    return [
-        _worker(database, engine, sql_task_models(schema, table=database.table))
-        for schema in database.schemas or (None,)
-    ]
-
-
-def _worker(database: SQLTaskDatabase, engine: Engine, models: SQLTaskModels) -> Worker:
-    if database.create:
-        models.metadata.create_all(engine)
-    sessions = sessionmaker(engine)
-    with sessions.begin() as session:
-        for queue, limit in database.queues.items():
-            operations.set_limit(session, models.task, queue, limit)
-    worker = Worker(sessions, poll=database.poll)
-    handle_sql_tasks(
-        worker,
-        models.task,
-        database.execute_url or database.url,
-        users=database.users,
-        concurrency=database.concurrency,
-        timeout=database.timeout,
-        response_limit=database.response_limit,
-    )
-    return worker
+    workers = []
+    for schema in database.schemas or (None,):
+        models = sql_task_models(schema, table=database.table)
+        if database.create:
+            models.metadata.create_all(engine)
+        sessions = sessionmaker(engine)
+        with sessions.begin() as session:
+            for queue, limit in database.queues.items():
+                operations.set_limit(session, models.task, queue, limit)
+        worker = Worker(sessions, poll=database.poll)
+        handle_sql_tasks(
+            worker,
+            models.task,
+            database.execute_url or database.url,
+            users=database.users,
+            concurrency=database.concurrency,
+            timeout=database.timeout,
+            response_limit=database.response_limit,
+        )
+        workers.append(worker)
+    return workers

@@ -17,7 +17,7 @@ from sqlqueue import QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.base import Adapter
 from sqlqueue.sqltasks import RequestFailed
-from sqlqueue.sqltasks.execution import RequestExecutor, Users
+from sqlqueue.sqltasks.execution import RequestExecutor
 from tests.drivers.cases import ODBC, raised, taken_for, url_of
 from tests.drivers.tds import GREETINGS, Answer, Drop, Failure, FakeServer, Silence
 from tests.drivers.worker_parts import is_dropped
@@ -82,7 +82,7 @@ def test_a_statement_timeout_is_not_an_outage() -> None:
 
 def test_a_sql_task_that_takes_too_long_has_failed() -> None:
     with served(WRITE=Silence(5)) as engine:
-        executor = RequestExecutor(Users.of(engine.url, {}), timeout=timedelta(seconds=1), limit=1_000)
+        executor = RequestExecutor(engine.url, {}, timeout=timedelta(seconds=1), limit=1_000)
         with pytest.raises(RequestFailed, match="HYT00") as failed:
             executor.execute("WRITE", user=None, timeout=None)
     assert failed.value.code == "timeout"

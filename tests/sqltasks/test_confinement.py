@@ -15,16 +15,14 @@ from sqlalchemy import URL, make_url
 from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
-from sqlqueue.sqltasks.execution import RequestExecutor, Users
+from sqlqueue.sqltasks.execution import RequestExecutor
 from tests.support.harness import Database
 
 MINUTE = timedelta(minutes=1)
 
 
 def run(url: URL, request: str, *, user: str | None = None) -> str:
-    return RequestExecutor(Users.of(url, {"owner": url}), timeout=MINUTE, limit=1_000).execute(
-        request, user=user, timeout=None
-    )
+    return RequestExecutor(url, {"owner": url}, timeout=MINUTE, limit=1_000).execute(request, user=user, timeout=None)
 
 
 def urls(db: Database) -> Iterator[URL]:

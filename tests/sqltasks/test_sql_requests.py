@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from sqlqueue import ArgumentError
 from sqlqueue.dialects.connections import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
-from sqlqueue.sqltasks.execution import RequestExecutor, Users, Watchdog, response
+from sqlqueue.sqltasks.execution import RequestExecutor, Watchdog, response
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 
@@ -28,7 +28,7 @@ ENDLESS = f"SELECT SUM({' * '.join(f'd{n}.n' for n in range(12))}) AS n FROM {MU
 
 
 def executor(db: Database, **options: Any) -> RequestExecutor:
-    return RequestExecutor(Users.of(db.url, {}), **{"timeout": timedelta(minutes=1), "limit": 1_000_000, **options})
+    return RequestExecutor(db.url, {}, **{"timeout": timedelta(minutes=1), "limit": 1_000_000, **options})
 
 
 def run(db: Database, request: str, *, timeout: float | None = None, **options: Any) -> Any:
@@ -107,7 +107,7 @@ def test_any_value_of_any_driver_makes_a_valid_response() -> None:
 
 
 def _memory_of(url: URL, request: str, told: Any) -> None:
-    small = RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=2), limit=10_000)
+    small = RequestExecutor(url, {}, timeout=timedelta(minutes=2), limit=10_000)
     small.execute("SELECT 1", user=None, timeout=None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = json.loads(small.execute(request, user=None, timeout=None))
@@ -191,7 +191,7 @@ def test_no_statement_lifts_its_timeout(prepared: Database) -> None:
 
 
 def test_timeouts_that_are_invalid_or_beyond_all_limits() -> None:
-    only = RequestExecutor(Users.of("sqlite://", {}), timeout=timedelta(minutes=1), limit=1_000)
+    only = RequestExecutor("sqlite://", {}, timeout=timedelta(minutes=1), limit=1_000)
     for timeout in (0.0, -1.0, float("nan")):
         with pytest.raises(RequestFailed, match="give a positive number of seconds"):
             only.execute("SELECT 1", user=None, timeout=timeout)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlqueue import enqueue
 from sqlqueue.dialects.connections import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, execution
-from sqlqueue.sqltasks.execution import RequestExecutor, Users, response
+from sqlqueue.sqltasks.execution import RequestExecutor, response
 from tests.outages.blackhole import BlackHole, through
 from tests.sqltasks.test_sql_requests import DIGITS
 from tests.sqltasks.test_sql_tasks import TASK, found, running, tasks
@@ -53,7 +53,7 @@ def silencing(hole: BlackHole, monkeypatch: pytest.MonkeyPatch, *, others: bool)
 
 
 def execute(url: URL, request: str, *, timeout: float) -> str:
-    executor = RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=5), limit=100)
+    executor = RequestExecutor(url, {}, timeout=timedelta(minutes=5), limit=100)
     return executor.execute(request, user=None, timeout=timeout)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, MetaData, NullPool, String, create_engine, func, inspect, select, text
+from sqlalchemy import URL, Identity, MetaData, NullPool, String, create_engine, func, inspect, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -18,7 +18,7 @@ import sqlqueue
 from sqlqueue import LimitMixin, PauseMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, UniqueMixin
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from sqlqueue.sqltasks import RequestFailed, execution
-from sqlqueue.sqltasks.execution import RequestExecutor, Users
+from sqlqueue.sqltasks.execution import RequestExecutor
 from tests.check.checking import findings, found
 from tests.support.harness import Actor, Database
 from tests.support.models import Job, Task
@@ -284,10 +284,13 @@ def test_no_operation_calls_them(among: Database, tables: dict[str, Any]) -> Non
         actor.complete(actor.claim_many(Task, limit=11))
 
 
-def executor(among: Database) -> RequestExecutor:
+def executing(among: Database) -> URL:
     options = {"options": "-csearch_path=impostor,pg_catalog,public"}
-    url = among.url.set(drivername=among.case.sync_driver).update_query_dict(options)
-    return RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=1), limit=100)
+    return among.url.set(drivername=among.case.sync_driver).update_query_dict(options)
+
+
+def executor(among: Database) -> RequestExecutor:
+    return RequestExecutor(executing(among), {}, timeout=timedelta(minutes=1), limit=100)
 
 
 @pytest.mark.requires("impostors")
@@ -299,9 +302,7 @@ def test_they_lift_no_timeout(among: Database) -> None:
 @pytest.mark.requires("impostors")
 def test_a_connection_that_is_not_ready_in_time_is_closed(among: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "CONNECTING", timedelta(seconds=2))
-    with create_engine(
-        executor(among).users.default, poolclass=NullPool, isolation_level="AUTOCOMMIT"
-    ).connect() as one:
+    with create_engine(executing(among), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as one:
         one.exec_driver_sql(among.case.impostor_at_start)
     with pytest.raises(OperationalError):
         executor(among).execute("SELECT 1", user=None, timeout=2)
