@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import desc, inspect, or_, text, update
 from sqlalchemy.orm import joinedload, selectinload
 
-import sqlqueue
 from sqlqueue import ArgumentError, IllegalTransitionError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
@@ -276,6 +275,7 @@ ORDERS: dict[str, tuple[Any, list[dict[str, Any]], Callable[[Any], Any], str]] =
 }
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lease", ["default", None])
 def test_claims_follow_the_order(db: Database, order: str, lease: Any) -> None:
@@ -311,6 +311,7 @@ def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ..
             session.rollback()
 
 
+@pytest.mark.every_engine
 def test_due_rows_by_when_they_came_due(db: Database) -> None:
     given = [
         {**row, "id": n, "priority": n % 3, "available_at": PAST + timedelta(seconds=n % 7)}
@@ -323,6 +324,7 @@ def test_due_rows_by_when_they_came_due(db: Database) -> None:
     assert in_order(actor.claim_many(Task, limit=100)) == expected[10:]
 
 
+@pytest.mark.every_engine
 def test_due_rows_come_after_ready_ones(db: Database) -> None:
     due = [{**row, "id": n, "priority": -9} for n, row in enumerate(rows(5, *DUE), start=1)]
     ready = [{**row, "id": n, "available_at": PAST + timedelta(days=1)} for n, row in enumerate(rows(5), start=11)]
@@ -334,6 +336,7 @@ def test_due_rows_come_after_ready_ones(db: Database) -> None:
     assert in_order(actor.claim_many(Task, limit=9)) == [3, 4, 5]
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 def test_a_criterion_keeps_the_order(db: Database, condition: str) -> None:
     given = [{**row, "id": n, "number": n % 3} for n, row in enumerate(rows(60, condition), start=1)]
@@ -393,11 +396,3 @@ def test_consume_with_renamed_columns_and_inheritance(db: Database) -> None:
         assert session.consume(Reminder, Reminder.about == "milk").id == 1
         assert session.consume(Order).queue_status == "completed"
     assert load_all(db, Order)[0].status == "paid"
-
-
-def test_consume_on_a_plain_session(db: Database) -> None:
-    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
-    with db.begin(class_=db.plain_class) as session:
-        assert session.run(sqlqueue.consume, Task, Task.id == 2).id == 2
-        assert len(session.run(sqlqueue.consume_many, Task, limit=9)) == 2
-    assert {task.status for task in load_all(db, Task)} == {"completed"}

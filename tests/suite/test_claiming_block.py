@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -14,20 +14,14 @@ from sqlalchemy.orm import Session
 import sqlqueue
 from sqlqueue import ClaimLostError, UnsettledClaimError
 from tests.support.harness import Database
-from tests.support.models import Base, Ledger, Task
+from tests.support.models import Ledger, Task
+from tests.support.rows import load, load_all
 
 pytestmark = pytest.mark.asyncio_everywhere
-
-M = TypeVar("M", bound=Base)
 
 
 class Stop(BaseException):
     """Stands in for KeyboardInterrupt, which an event loop would handle itself."""
-
-
-def row(db: Database, key: int) -> Task:
-    with Session(db.engine) as session:
-        return session.get_one(Task, key)
 
 
 def written(db: Database) -> list[int]:
@@ -43,7 +37,7 @@ def test_the_block_completes_its_task(db: Database) -> None:
             session.add(Ledger(task_id=task.id))
         session.refresh(task)
         assert task.status == "completed"
-    assert (row(db, 1).status, row(db, 1).claimed_by) == ("completed", "me")
+    assert (load(db, Task, 1).status, load(db, Task, 1).claimed_by) == ("completed", "me")
     assert written(db) == [1]
 
 
@@ -72,13 +66,18 @@ def test_the_block_records_a_failure_and_continues(db: Database, caplog: pytest.
                     raise ValueError("no such address")
         session.add(Ledger(task_id=200))
     assert written(db) == [2, 100, 200]
-    assert (row(db, 1).status, row(db, 1).error, row(db, 1).attempt) == ("retryable", "ValueError: no such address", 1)
-    assert row(db, 2).status == "completed"
+    assert (load(db, Task, 1).status, load(db, Task, 1).error, load(db, Task, 1).attempt) == (
+        "retryable",
+        "ValueError: no such address",
+        1,
+    )
+    assert load(db, Task, 2).status == "completed"
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("sqlqueue", logging.WARNING)
     assert record.getMessage() == "Task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
 
 
+@pytest.mark.one_engine
 def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     sync_db.insert(Task, [{"attempt": 2}])
     with sync_db.begin() as session, session.claiming(Task):
@@ -97,8 +96,8 @@ def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:
             session.add_all([Ledger(task_id=1), Ledger(task_id=1)])
             session.flush()
         session.add(Ledger(task_id=2))
-    assert (row(db, 1).status, written(db)) == ("retryable", [2])
-    assert row(db, 1).error.startswith("IntegrityError: ")
+    assert (load(db, Task, 1).status, written(db)) == ("retryable", [2])
+    assert load(db, Task, 1).error.startswith("IntegrityError: ")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_a_task_may_be_settled_in_the_block(db: Database, call: str, arguments: 
     db.insert(Task, [{"id": 1}])
     with db.begin() as session, session.claiming(Task) as task:
         getattr(session, call)(task, *arguments)
-    assert row(db, 1).status == status
+    assert load(db, Task, 1).status == status
 
 
 def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None:
@@ -118,7 +117,7 @@ def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None
     with db.begin() as session, session.claiming(Task) as task:
         session.complete(task)
         raise ValueError
-    assert (row(db, 1).status, row(db, 1).error) == ("retryable", "ValueError")
+    assert (load(db, Task, 1).status, load(db, Task, 1).error) == ("retryable", "ValueError")
 
 
 def test_claim_lost_error_propagates(db: Database) -> None:
@@ -128,7 +127,7 @@ def test_claim_lost_error_propagates(db: Database) -> None:
         session.cancel(Task)
         session.complete(session.identity_map.values()[0])
     session.rollback()
-    assert row(db, 1).status == "available"
+    assert load(db, Task, 1).status == "available"
 
 
 def test_base_exceptions_are_not_recorded(db: Database) -> None:
@@ -138,18 +137,17 @@ def test_base_exceptions_are_not_recorded(db: Database) -> None:
         session.add(Ledger(task_id=1))
         raise Stop
     session.commit()
-    assert (row(db, 1).status, row(db, 1).error) == ("running", None)
+    assert (load(db, Task, 1).status, load(db, Task, 1).error) == ("running", None)
     assert written(db) == []
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_interrupts_are_not_recorded(sync_db: Database, interrupt: type[BaseException]) -> None:
     sync_db.insert(Task, [{"id": 1}])
-    session = sync_db.session()
-    with pytest.raises(interrupt), session.claiming(Task):
+    with sync_db.begin() as session, pytest.raises(interrupt), session.claiming(Task):
         raise interrupt
-    session.commit()
-    assert (row(sync_db, 1).status, row(sync_db, 1).error) == ("running", None)
+    assert (load(sync_db, Task, 1).status, load(sync_db, Task, 1).error) == ("running", None)
 
 
 def test_cancellation_is_not_recorded(db: Database) -> None:
@@ -173,7 +171,7 @@ def test_cancellation_is_not_recorded(db: Database) -> None:
         await variant.bind.dispose()
 
     asyncio.run(main())
-    assert (row(db, 1).status, row(db, 1).error) == ("available", None)
+    assert (load(db, Task, 1).status, load(db, Task, 1).error) == ("available", None)
 
 
 def test_a_block_without_a_lease(db: Database) -> None:
@@ -183,7 +181,7 @@ def test_a_block_without_a_lease(db: Database) -> None:
             pass
         with session.claiming(Task, lease=None):
             raise ValueError("no")
-    assert [(task.status, task.attempt) for task in (row(db, 1), row(db, 2))] == [("completed", 1), ("retryable", 1)]
+    assert [(task.status, task.attempt) for task in load_all(db, Task)] == [("completed", 1), ("retryable", 1)]
 
 
 def test_an_interrupted_block_without_a_lease(db: Database) -> None:
@@ -205,4 +203,4 @@ def test_the_function_on_a_plain_session(db: Database) -> None:
 
     with db.begin(class_=db.plain_class) as session:
         session.run(work)
-    assert (row(db, 1).status, written(db)) == ("completed", [1])
+    assert (load(db, Task, 1).status, written(db)) == ("completed", [1])
