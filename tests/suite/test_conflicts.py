@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, Integer, String, select
+from sqlalchemy import Identity, Integer, String
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -20,13 +18,12 @@ from sqlqueue.dialects import adapter_for
 from tests.suite.simultaneous import THREADS, race
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Document, Listing
-from tests.support.rows import PAST, count, rows
-
-ROUNDS = 5
+from tests.support.rows import PAST, count, load_all, rows
 
 
 def document(db: Database) -> Document:
-    return db.committed.find(Document)[0]
+    (found,) = load_all(db, Document)
+    return found
 
 
 @pytest.mark.parametrize("how", ["rows", "instance"])
@@ -75,48 +72,9 @@ def test_many_keys_are_enqueued_at_once(sync_db: Database, how: str) -> None:
         actor.enqueue(Document, [{"id": key, "version": version} for key in keys], on_conflict=how)
 
     assert race(sync_db, enqueue) == [None] * THREADS
-    versions = sync_db.committed.scalars(select(Document.version)).all()
+    versions = [each.version for each in load_all(sync_db, Document)]
     assert len(versions) == 50
     assert len(set(versions)) == 1, "each statement is one: the rows are all of the first, or all of the last"
-
-
-def work(db: Database, over: Event, *, early: bool) -> list[int]:
-    """Claim and complete until the others are `over` and nothing is left; return the version at the start of each
-    run."""
-    seen = []
-    actor = db.session()
-    while True:
-        last_look = over.is_set()
-        task = actor.claim(Document)
-        if task is not None:
-            seen.append(task.version)
-            if early:
-                actor.commit()  # from here on the row can be written while it runs
-            actor.complete(task)
-        actor.commit()
-        if task is None:
-            if last_look:
-                return seen
-            over.wait(0.005)
-
-
-@pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])
-def test_rerun_misses_no_version(db: Database, early: bool) -> None:
-    versions, over = itertools.count(1), Event()
-    with ThreadPoolExecutor(1) as worker:
-        seen = worker.submit(work, db, over, early=early)
-        try:
-            for _ in range(ROUNDS):
-                outcome = race(
-                    db, lambda actor, _: actor.enqueue(Document(id="a", version=next(versions)), on_conflict="rerun")
-                )
-                assert outcome == [None] * THREADS
-        finally:
-            over.set()
-    last = document(db)
-    assert last.status == "completed"
-    # the last run began after the last write
-    assert seen.result()[-1] == last.version
 
 
 @pytest.mark.parametrize(("how", "status"), [("rerun", "available"), ("replace", "completed"), ("ignore", "completed")])
@@ -140,11 +98,10 @@ def test_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None
     """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""
     db.insert(Listing, [{"id": 1, "unique_key": "a", "version": 0}, {"id": 2, "unique_key": "b", "version": 0}])
     given = [(9, "new", 1), (1, "a", 2), (8, "other", 3), (2, "b", 4), (9, "new", 5), (7, "a", 6)]
-    db.committed.enqueue(
-        Listing, [dict(zip(("id", "unique_key", "version"), each, strict=True)) for each in given], on_conflict=how
-    )
+    rows = [{"id": number, "unique_key": key, "version": version} for number, key, version in given]
+    db.committed.enqueue(Listing, rows, on_conflict=how)
     first, last = {1: 0, 2: 0, 8: 3, 9: 1}, {1: 6, 2: 4, 8: 3, 9: 5}
-    found = db.committed.run(lambda session: {each.id: each.version for each in session.scalars(select(Listing))})
+    found = {each.id: each.version for each in load_all(db, Listing)}
     assert found == (first if how == "ignore" else last)
 
 
@@ -155,7 +112,7 @@ def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, 
     # MySQL and MariaDB find deadlocks there, see enqueue()
     adapter = adapter_for(db.session_engine.dialect)
     assert [error for error in raised if error is not None and not adapter.connections.is_transient(error)] == []
-    found = db.committed.run(lambda session: session.scalars(select(Listing.version)).all())
+    found = [each.version for each in load_all(db, Listing)]
     assert len(found) == len(keys)
     assert len(set(found)) == 1
 
@@ -164,26 +121,14 @@ def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, 
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
 def test_enqueueing_the_same_key_does_not_deadlock(sync_db: Database, on_conflict: str, lease: Any) -> None:
     sync_db.insert(Listing, [{"unique_key": "k"}])
-    errors: list[BaseException] = []
-    began = threading.Event()
-
-    def enqueue() -> None:
-        try:
-            with sync_db.begin() as actor:
-                began.set()
-                actor.enqueue(Listing, [{"unique_key": "k", "version": 1}], on_conflict=on_conflict)
-        except BaseException as error:
-            errors.append(error)
-
-    with sync_db.begin() as actor:
+    row = {"unique_key": "k", "version": 1}
+    with ThreadPoolExecutor(1) as pool, sync_db.begin() as actor:
         task = actor.claim(Listing, lease=lease)
-        other = threading.Thread(target=enqueue)
-        other.start()
-        began.wait()
-        other.join(0.2)
+        other = pool.submit(sync_db.committed.enqueue, Listing, [row], on_conflict=on_conflict)
+        wait([other], 0.2)
         actor.complete(task)
-    other.join(10)
-    assert not errors
+        actor.commit()
+        other.result(10)
 
 
 @pytest.mark.requires("locks_rows")

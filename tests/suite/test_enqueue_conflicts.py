@@ -104,14 +104,6 @@ def _running(db: Database, model: Any, key: Any, on_conflict: str, **values: Any
     return task
 
 
-def test_replace_leaves_a_run_alone(db: Database) -> None:
-    task = _running(db, Document, "a", "replace", version=2)
-    with db.begin() as session:
-        assert session.claim(Document) is None
-        session.complete(task)
-    assert (load(db, Document, "a").version, load(db, Document, "a").status) == (2, "completed")
-
-
 def test_rerun_after_a_failure_with_attempts_left_is_the_retry(db: Database) -> None:
     task = _running(db, Document, "a", "rerun")
     db.committed.fail(task, "no")
