@@ -116,11 +116,11 @@ def test_claimers_share_rows_among_many_others(sync_db: Database, condition: str
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("conditions", [("ready",), DUE, ("ready", *DUE)], ids=["ready", "due", "mixed"])
 def test_a_claim_locks_no_other_row(sync_db: Database, lease: Any, conditions: tuple[str, ...]) -> None:
-    sync_db.insert(Task, rows(2_000, *conditions))
+    sync_db.insert(Task, rows(500, *conditions))
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, limit=10, lease=lease))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000, lease=lease)))
-    assert (len(mine), len(theirs)) == (10, 1_990)
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500, lease=lease)))
+    assert (len(mine), len(theirs)) == (10, 490)
     assert not mine & theirs
 
 
@@ -128,22 +128,22 @@ def test_a_claim_locks_no_other_row(sync_db: Database, lease: Any, conditions: t
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database, condition: str, lease: Any) -> None:
-    sync_db.insert(Task, [{**row, "number": n // 2 % 2} for n, row in enumerate(rows(2_000, condition))])
+    sync_db.insert(Task, [{**row, "number": n // 2 % 2} for n, row in enumerate(rows(500, condition))])
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, Task.number == 1, limit=10, lease=lease))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000)))
-    assert (len(mine), len(theirs)) == (10, 1_990)
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500)))
+    assert (len(mine), len(theirs)) == (10, 490)
 
 
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 @pytest.mark.parametrize("where", [(), (Task.number == 0,)], ids=["any", "where"])
 def test_free_rows_behind_many_locks_are_found(sync_db: Database, condition: str, where: Any) -> None:
-    sync_db.insert(Task, rows(2_000, condition))
+    sync_db.insert(Task, rows(500, condition))
     a, b = contenders(sync_db)
-    mine = ids(a.claim_many(Task, *where, limit=1_990))
+    mine = ids(a.claim_many(Task, *where, limit=490))
     theirs = ids(without_waiting(a, lambda: b.claim_many(Task, *where, limit=20)))
-    assert (len(mine), len(theirs)) == (1_990, 10)
+    assert (len(mine), len(theirs)) == (490, 10)
     assert not mine & theirs
 
 

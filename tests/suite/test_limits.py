@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Identity, Integer, event
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
-from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions
+from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions, kinds
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
@@ -300,8 +300,11 @@ def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
         type("Elsewhere", (Visit,), own)
 
 
-def test_the_highest_limit_is_set_and_lowered_in_parts_of_bounded_size(sync_db: Database) -> None:
-    largest, sizes = 10_000, []
+def test_a_limit_is_set_and_lowered_in_parts_of_bounded_size(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds.limits, "_BATCH", 100)
+    largest, sizes = 1_000, []
 
     @event.listens_for(sync_db.session_engine, "before_execute")
     def see(_connection: Any, statement: Any, many: Any, *_rest: object) -> None:
