@@ -1,4 +1,4 @@
-"""Checks every statement that the library can send to SQL Server against rules from its documentation about locks. The
+"""Checks every statement that the library sends to SQL Server against rules from its documentation about locks. The
 rules are about text. No server has confirmed yet that they are right.
 """
 
@@ -33,12 +33,10 @@ from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql import seek_by_key
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.sql import remove, write
-from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
+from tests.dialects.test_lints import TABLES, pinned
 from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Mail, Seat, Slot, Task, Visit
-
-TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
 LEFT = {
     # application criteria that happen to select by key, to find rows that are then written by key
@@ -53,8 +51,7 @@ BESIDE = {"queue_pause", "fleet_worker", "past"}
 
 @pytest.fixture(scope="module")
 def sent() -> dict[str, str]:
-    found = statements(*recording_engine(*ENGINES["mssql"]))
-    return {name: sql for name, sql in found.items() if not name.startswith(("create ", "check "))}
+    return pinned("mssql")
 
 
 def named(sql: str) -> Iterator[Table]:
