@@ -3,22 +3,20 @@ library's own operations run on it, with the statements that they actually send,
 server is the model.  The model derives the effect of a statement from its text: the index and the hints that it names,
 its columns, its criteria, its limit, SKIP LOCKED or READPAST. So a changed statement can change the result.
 
-- `locks`: modes of locks, and which of them conflict.
 - `rows`: versions of rows.  SQLite evaluates criteria and assignments on the versions that it is given.
 - `paths`: the index through which a statement reads its rows, whether it covers the statement, and when criteria are
   evaluated.
-- `server`, and for each engine its rules and their sources: `postgresql`, `innodb`, `sqlserver`, `oracle`;
-  `sqlserver_settings` for databases in which locks are on more than rows, or are released earlier.
+- `server`: locks, transactions, statements and inserts, and for each engine its rules and their sources: `postgresql`,
+  `innodb`, `sqlserver`, `oracle`, with databases in which locks are on more than rows, or are released earlier.
 - `models`: the models of engines and their variants, and the guarantees that each is known to violate.
 - `engine`: SQLAlchemy engines in front of the model.
 - `interleaving`: transactions that alternate, at each lock or at each statement.
-- `inserts`: conflicts of inserted rows by unique keys.
-- `steps`, and the transactions in `scenarios`, `upkeep`, `kinds` and `keyed`.
+- `scenarios`: the transactions.
 - `guarantees`: no row goes to two claimers; no claim waits for a claim; no lock is kept on what a claim does not
   return; no free row is withheld; nothing is taken that has just been completed; nothing deadlocks; a change to a set
   of rows waits only for rows of the set, and locks no others; the messages of one key go to one claimer at a time; a
   heartbeat extends every lease whose row its own handler has not locked.
-- `former_statements`, `wrong_statements`: earlier or incorrect statements, in which the model must find violations.
+- `wrong_statements`: earlier or incorrect statements, in which the model must find violations.
 
 `real_servers` runs the same scenarios on PostgreSQL, MySQL and MariaDB, with a thread for each transaction, and queries
 the server for waiting transactions. Step by step they behave like the model, deadlocks included (`test_servers`).  SQL

@@ -16,8 +16,7 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlqueue.dialects import adapter_for
 from tests.dialects.recorder import Connection, Cursor, Driver
 from tests.dialects.test_pinned import ENGINES
-from tests.locking.inserts import DuplicateError
-from tests.locking.server import Answer, Server
+from tests.locking.server import Answer, DuplicateError, Server
 
 
 @dataclass

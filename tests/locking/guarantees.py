@@ -11,9 +11,8 @@ from sqlalchemy import Table
 
 from sqlqueue import claim_of
 from tests.locking.interleaving import COMMIT, Actor, Checker
-from tests.locking.locks import Resource
 from tests.locking.rows import Row
-from tests.locking.server import Server, Transaction
+from tests.locking.server import Resource, Server, Transaction
 
 
 class Violation(AssertionError):

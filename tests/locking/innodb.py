@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tests.locking.locks import Mode
 from tests.locking.paths import Path, entry
-from tests.locking.server import Server, Transaction
+from tests.locking.server import Mode, Server, Transaction
 
 
 class InnoDB(Server):

@@ -11,8 +11,7 @@ from sqlalchemy import Engine
 
 from sqlqueue import ClaimLostError, QueueSession, claim_of
 from tests.locking.engine import Line, engine_for
-from tests.locking.locks import Resource
-from tests.locking.server import Server, Transaction, Wait
+from tests.locking.server import Resource, Server, Transaction, Wait
 
 Do = Callable[[QueueSession, list[Any]], Any]
 """An operation, called with a session and the tasks that it has claimed."""

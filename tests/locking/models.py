@@ -10,11 +10,13 @@ from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain, OracleWithFewSlots
 from tests.locking.postgresql import PostgreSQL
 from tests.locking.server import Server
-from tests.locking.sqlserver import SQLServer, SQLServerAtBest, SQLServerWithoutRowVersions
-from tests.locking.sqlserver_settings import (
+from tests.locking.sqlserver import (
+    SQLServer,
+    SQLServerAtBest,
     SQLServerThatEscalates,
     SQLServerThatWaitsForTransactions,
     SQLServerWithOptimizedLocking,
+    SQLServerWithoutRowVersions,
     SQLServerWithPageLocks,
 )
 

@@ -17,10 +17,9 @@ from sqlalchemy import update
 from sqlalchemy.dialects import oracle
 
 from sqlqueue.dialects.oracle import ClaimBlock
-from tests.locking.locks import Mode, Resource
 from tests.locking.paths import Path
 from tests.locking.rows import Parameters, Row, rowid
-from tests.locking.server import Answer, Server, Transaction
+from tests.locking.server import Answer, Mode, Resource, Server, Transaction
 
 _DIALECT = oracle.dialect(paramstyle="named")
 

@@ -13,10 +13,9 @@ from sqlalchemy import CTE, ColumnClause, Delete, Table, select
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.selectable import AliasedReturnsRows
 
-from tests.locking.locks import Mode, Resource
 from tests.locking.paths import Path
 from tests.locking.rows import Parameters, Row, columns_of, rowid
-from tests.locking.server import Answer, Server, Transaction, Versions
+from tests.locking.server import Answer, Mode, Resource, Server, Transaction, Versions
 
 
 class PostgreSQL(Server):

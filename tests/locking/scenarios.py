@@ -2,19 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
 
-from sqlqueue import Claim, claim_of
+from sqlqueue import Claim, claim_in_turns, claim_of, promote, prune, reschedule, rescue
 from sqlqueue.kinds.limits import ENDLESS
-from sqlqueue.operations.upkeep import extend
-from tests.locking import keyed, kinds, upkeep
-from tests.locking.interleaving import COMMIT, Script, Step
-from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scenario, claim, rows_of
-from tests.support.models import Film, Ledger, Mail, Slot, Task, Visit
+from sqlqueue.operations.upkeep import extend, postpone
+from sqlqueue.outbox import claim_messages
+from tests.locking.guarantees import can_be_claimed
+from tests.locking.interleaving import COMMIT, Do, Script, Step
+from tests.support.models import (
+    Dispatch,
+    Document,
+    Film,
+    Ledger,
+    Listing,
+    Mail,
+    Message,
+    Outgoing,
+    Report,
+    Seat,
+    Slot,
+    Task,
+    Visit,
+)
+
+PAST = datetime.now(UTC) - timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The rows of a queue, and transactions that begin at the same time."""
+
+    model: Any
+    rows: Sequence[Mapping[str, Any]]
+    scripts: Callable[[], Sequence[Script]]
+    """The scripts, created for each run."""
+    beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Rows of other models."""
+    line: str | None = None
+    """The column that groups ordered messages."""
+
+    @property
+    def all_rows(self) -> Mapping[Any, Sequence[Mapping[str, Any]]]:
+        return {self.model: self.rows, **self.beside}
+
+
+def claim(model: Any, *where: Any, lease: Any = "default", limit: int = 1, **matches: Any) -> Step:
+    name = f"{'lock' if lease is None else 'claim'}({', '.join(map(str, matches.items()))})"
+    return Step(
+        name,
+        lambda session, _: session.claim_many(model, *where, limit=limit, lease=lease),
+        claims=True,
+        limit=limit,
+        matches=lambda row: all(row[column] == value for column, value in matches.items()),
+    )
+
+
+COMPLETE = Step("complete", lambda session, mine: session.complete(mine), settles=True)
+FAIL = Step("fail", lambda session, mine: session.fail(mine, "no"), settles=True)
+RELEASE = Step("release", lambda session, mine: session.release(mine), settles=True)
+
+
+def rows_of(number: int, **values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return ready rows in the order of their keys; the values of other columns alternate."""
+    turns = [{name: each[n % len(each)] for name, each in values.items()} for n in range(number)]
+    return [{"id": n + 1, "available_at": PAST + timedelta(seconds=n), **turn} for n, turn in enumerate(turns)]
+
+
+def changed(rows: Sequence[Mapping[str, Any]], *changes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return ``rows`` with the first ones changed."""
+    return [{**row, **change} for row, change in zip(rows, [*changes, *[{}] * len(rows)], strict=False)]
+
+
+HUNG = {"status": "running", "attempt": 1, "claim_token": 7, "claimed_at": PAST, "claimed_by": "before"}
+"""A row that was claimed and whose lease expired."""
+CRASHED = {**HUNG, "attempt": 3, "max_attempts": 3}
+"""A row whose claimer crashed in the last attempt."""
+
+
+# -- claims by leases and locks, and what happens beside them ----------------------------------------------------------
 
 _MINUTE = timedelta(minutes=1)
 _WORK = Step("work", lambda session, _: session.scalars(select(Ledger.id)).all())
@@ -122,6 +194,219 @@ def _limits() -> Sequence[Script]:
 
 _MAILS = [*rows_of(4, topic=["x", "y"]), {"id": 5, "topic": "x", "status": "completed", "finished_at": PAST}]
 _SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
+
+
+# -- maintenance concurrent with claims: due and early tasks, old ones, and sets of tasks ------------------------------
+
+_LONG = timedelta(days=1)
+
+
+def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]) -> Step:
+    """Change the rows that have one of these values in each column."""
+    return Step(
+        name,
+        do,
+        matches=lambda row: all(row[column] in values for column, values in matches.items()),
+        never_waits=not waits,
+        keeps_to_its_rows=True,
+    )
+
+
+def _promoting() -> Sequence[Script]:
+    """Promote due and crashed tasks while others claim them or work on claimed tasks."""
+    come = Step(
+        "promote",
+        lambda session, _: promote(session, Task),
+        matches=lambda row: row["status"] != "available" and can_be_claimed(row),
+        never_waits=True,
+        keeps_to_its_rows=True,
+    )
+    return [
+        (come, COMMIT, come, COMMIT),
+        (claim(Task, limit=2), COMMIT, FAIL, COMMIT),
+        (claim(Task, lease=None, limit=3), COMPLETE, COMMIT),
+    ]
+
+
+def _postponing() -> Sequence[Script]:
+    """Postpone tasks that are available too early, while claims reach the tasks behind them."""
+    early = Step(
+        "postpone",
+        lambda session, _: postpone(session, Task),
+        matches=lambda row: row["status"] in ("available", "scheduled") and not can_be_claimed(row),
+        never_waits=True,
+        keeps_to_its_rows=True,
+    )
+    return [
+        (early, COMMIT, early, COMMIT),
+        (claim(Task, limit=3), COMPLETE, COMMIT),
+        (claim(Task, lease=None, limit=2), FAIL, COMMIT),
+    ]
+
+
+def _pruning() -> Sequence[Script]:
+    """Delete old rows while some of them are retried and others are claimed."""
+    final = ("completed", "discarded")
+    old = _sweep("prune", lambda session, _: prune(session, Task, timedelta(minutes=1)), status=final)
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b"), name=("b",))
+    return [
+        (old, COMMIT),
+        (back, COMMIT),
+        (claim(Task, limit=2), COMPLETE, COMMIT),
+    ]
+
+
+def _redriving() -> Sequence[Script]:
+    """Discard and retry sets of tasks while they are claimed and settled."""
+    up = _sweep("discard", lambda session, _: session.discard(Task, Task.name == "b", error="no"), name=("b",))
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b", limit=1), name=("b",))
+    return [
+        (claim(Task, limit=2), COMMIT, COMPLETE, COMMIT),
+        (up, COMMIT, back, COMMIT),
+        (claim(Task, lease=None), FAIL, COMMIT),
+    ]
+
+
+def _rescuing() -> Sequence[Script]:
+    """Rescue tasks that crashed in their last attempt while other crashed tasks are claimed."""
+    crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name=("c",))
+    few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name=("c",))
+    return [
+        (crashed, COMMIT),
+        (few, COMMIT, few, COMMIT),
+        (claim(Task, limit=2), COMPLETE, COMMIT),
+    ]
+
+
+_FUTURE = PAST + _LONG
+_DUE, _HELD = {"status": "scheduled"}, {**HUNG, "available_at": _FUTURE}
+_DONE, _DEAD = ({"status": status, "finished_at": PAST} for status in ("completed", "discarded"))
+_LAST = {**CRASHED, "name": "c"}
+
+
+# -- queues of other kinds: keys of two columns, claims in turns, recurring runs, ordered messages ---------------------
+
+
+def _seats() -> Sequence[Script]:
+    return [
+        (claim(Seat, limit=2), COMPLETE, COMMIT),
+        (claim(Seat, limit=2), COMMIT, FAIL, COMMIT),
+        (claim(Seat, lease=None), RELEASE, COMMIT),
+    ]
+
+
+def _turns(limit: int, *, lease: Any = "default") -> Step:
+    """Claim in turns, with a fixed first turn, so that all servers do the same."""
+
+    def do(session: Any, _: Any) -> Any:
+        random.seed(limit)
+        return claim_in_turns(session, Message, Message.kind, ["x", "y", "z"], limit=limit, lease=lease)
+
+    return Step(f"turns({limit})", do, claims=True, limit=limit)
+
+
+def _taking_turns() -> Sequence[Script]:
+    return [
+        (_turns(3), COMPLETE, COMMIT),
+        (_turns(4, lease=None), FAIL, COMMIT),
+        (claim(Message, Message.kind == "y", kind="y", limit=2), COMMIT, COMPLETE, COMMIT),
+    ]
+
+
+def _recurring() -> Sequence[Script]:
+    """End runs and plan the next ones; one run has crashed, and the schedule of another changes."""
+    crashed = Step("rescue", lambda session, _: rescue(session, Report), never_waits=True, keeps_to_its_rows=True)
+    later = Step(
+        "reschedule",
+        lambda session, _: reschedule(session, Report, Report.id == 2, schedule="PT2H"),
+        matches=lambda row: row["id"] == 2,
+        keeps_to_its_rows=True,
+    )
+    return [
+        (claim(Report, limit=2), COMPLETE, COMMIT),
+        (claim(Report, limit=2), COMMIT, FAIL, COMMIT, crashed, COMMIT),
+        (crashed, COMMIT, later, COMMIT),
+    ]
+
+
+def _messages(model: Any, limit: int) -> Step:
+    return Step(
+        f"messages({limit})", lambda session, _: claim_messages(session, model, limit=limit), claims=True, limit=limit
+    )
+
+
+def _relays(model: Any) -> Any:
+    """Relays that claim, commit, publish and settle; one has published, and the others are stopped before."""
+    return lambda: [
+        (_messages(model, 2), COMMIT, COMPLETE, COMMIT, _messages(model, 2), COMMIT),
+        (_messages(model, 4), COMMIT, RELEASE, COMMIT),
+        (_messages(model, 1), COMMIT, RELEASE, COMMIT),
+    ]
+
+
+def _named(rows: Sequence[Mapping[str, Any]], **names: str) -> list[dict[str, Any]]:
+    """Select by a key of two columns, a text and a number."""
+    return [{**{names.get(key, key): value for key, value in row.items()}} for row in rows]
+
+
+_REPORTS = [{**row, "schedule": "PT1H", "created_at": PAST} for row in rows_of(5)]
+_MESSAGES: list[dict[str, Any]] = rows_of(5, message_key=["k", "k", "l", None])
+
+
+# -- tasks enqueued with a key that another task may have, concurrently with its claim and settlement ------------------
+
+
+def _enqueue(how: Any, model: Any, *rows: dict[str, Any]) -> Step:
+    """Enqueue tasks; an insert may wait for rows with its keys, but for no others."""
+    name = next(iter(rows[0]))
+    keys = {row[name] for row in rows}
+    return Step(
+        how,
+        lambda session, _: session.enqueue(model, [dict(row) for row in rows], on_conflict=how),
+        matches=lambda row: row[name] in keys or row.get("former_key") in keys,
+        keeps_to_its_rows=True,
+    )
+
+
+def _by_primary_key(how: Any) -> Callable[[], Sequence[Script]]:
+    documents = [{"id": "b", "version": 7}, {"id": "new", "version": 7}]
+    return lambda: [
+        (_enqueue(how, Document, *documents), COMMIT),
+        (claim(Document, limit=2), COMPLETE, COMMIT),
+        (_enqueue(how, Document, *documents), COMMIT, claim(Document, lease=None), FAIL, COMMIT),
+    ]
+
+
+def _by_unique_key(how: Any) -> Callable[[], Sequence[Script]]:
+    """Enqueue by unique key while the task with that key is claimed and completed, which releases the key."""
+    listings = [{"unique_key": "b", "version": 7}, {"unique_key": "new", "version": 7}]
+    return lambda: [
+        (_enqueue(how, Listing, *listings), COMMIT),
+        (claim(Listing, limit=2), COMMIT, COMPLETE, COMMIT),
+        (_enqueue(how, Listing, *listings), COMMIT, claim(Listing, lease=None), COMPLETE, COMMIT),
+    ]
+
+
+def _by_both(how: Any) -> Callable[[], Sequence[Script]]:
+    """Enqueue rows with both keys; an engine's upsert handles only one of them."""
+    listing = {"id": 2, "unique_key": "b", "version": 7}
+    return lambda: [
+        (_enqueue(how, Listing, listing), COMMIT),
+        (claim(Listing, limit=2), COMPLETE, COMMIT),
+        (_enqueue(how, Listing, listing), COMMIT),
+    ]
+
+
+_DOCUMENTS = [{**row, "id": key} for row, key in zip(rows_of(3), "abc", strict=True)]
+_LISTINGS = [
+    {"id": 1_000 + n, "unique_key": key, "available_at": row["available_at"]}
+    for n, (row, key) in enumerate(zip(rows_of(3), "abc", strict=True))
+]
+_KINDS = ("ignore", "replace", "rerun")
+
+
+# -- all scenarios -----------------------------------------------------------------------------------------------------
+
 SCENARIOS = {
     "leases": Scenario(Task, rows_of(5), _leases),
     "locks": Scenario(Task, rows_of(5), _locks),
@@ -136,7 +421,21 @@ SCENARIOS = {
     "stages": Scenario(Film, rows_of(2, stage=["cut"]), _stages),
     "limits": Scenario(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
     "enqueueing": Scenario(Task, rows_of(2), _enqueueing),
-    **upkeep.SCENARIOS,
-    **kinds.SCENARIOS,
-    **keyed.SCENARIOS,
+    "promoting": Scenario(Task, changed(rows_of(6), _HELD, _DUE, HUNG, _DUE), _promoting),
+    "postponing": Scenario(
+        Task, changed(rows_of(5), {"available_at": _FUTURE}, {"available_at": _FUTURE}), _postponing
+    ),
+    "pruning": Scenario(Task, changed(rows_of(6), _DONE, {**_DEAD, "name": "b"}, _DONE, _DEAD), _pruning),
+    "redriving": Scenario(Task, rows_of(4, name=["a", "b"]), _redriving),
+    "rescuing": Scenario(Task, changed(rows_of(5), _LAST, HUNG, _LAST), _rescuing),
+    "two columns": Scenario(Seat, [{"line": "a", **row} for row in _named(rows_of(5), id="number")], _seats),
+    "turns": Scenario(Message, rows_of(7, kind=["x", "y", "y"]), _taking_turns),
+    "recurring": Scenario(Report, changed(_REPORTS, CRASHED, {}, CRASHED), _recurring),
+    "messages": Scenario(Outgoing, _MESSAGES, _relays(Outgoing), line="message_key"),
+    "messages, kept": Scenario(
+        Dispatch, [{"year": 1, **row} for row in _named(_MESSAGES, id="number")], _relays(Dispatch), line="message_key"
+    ),
+    **{f"{how} by primary key": Scenario(Document, _DOCUMENTS, _by_primary_key(how)) for how in _KINDS},
+    **{f"{how} by unique key": Scenario(Listing, _LISTINGS, _by_unique_key(how)) for how in _KINDS},
+    **{f"{how} by both keys": Scenario(Listing, rows_of(3, unique_key="abc"), _by_both(how)) for how in _KINDS},
 }

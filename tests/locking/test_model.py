@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from tests.locking.former_statements import CrowdedOracleWithFormerBlock, OracleWithFormerBlock, former
+from sqlqueue.dialects.statements import Rows
 from tests.locking.guarantees import (
     ClaimedTwice,
     Deadlock,
@@ -31,14 +31,31 @@ from tests.locking.models import BY_ANOTHER_WAY, BY_ENTRY, KEPT_LOCKS, MODELS, V
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain
 from tests.locking.scenarios import SCENARIOS
 from tests.locking.server import Server
-from tests.locking.sqlserver import SQLServer, SQLServerAtBest, SQLServerWithoutRowVersions
-from tests.locking.sqlserver_settings import (
+from tests.locking.sqlserver import (
+    SQLServer,
+    SQLServerAtBest,
     SQLServerThatEscalates,
     SQLServerThatWaitsForTransactions,
     SQLServerWithOptimizedLocking,
+    SQLServerWithoutRowVersions,
     SQLServerWithPageLocks,
 )
-from tests.locking.wrong_statements import WRONG
+from tests.locking.wrong_statements import (
+    FORMER_ROWS,
+    ClingingSQLServer,
+    ConstantMySQL,
+    CrowdedOracleWithFormerBlock,
+    LockingEntriesSQLServer,
+    OracleWithFormerBlock,
+    ScanningSQLServer,
+    UnlockedKeysMySQL,
+    UnnamedIndexSQLServer,
+    WaitingMySQL,
+    WaitingOracle,
+    WaitingPostgreSQL,
+    WaitingSQLServer,
+    sending,
+)
 from tests.support.models import Task
 
 FORMER: list[tuple[type[Server], str, str, type[Violation]]] = [
@@ -74,27 +91,27 @@ FORMER: list[tuple[type[Server], str, str, type[Violation]]] = [
     (OracleWithFormerBlock, "oracle", "stages", TakesWrongly),
     (CrowdedOracleWithFormerBlock, "oracle", "locks", TakesWrongly),
 ]
-MISSING_PARTS: list[tuple[str, str, str, type[Violation]]] = [
+MISSING_PARTS: list[tuple[type[Rows], str, str, type[Violation]]] = [
     # promoting, postponing, fair claims and claims of recurring tasks do not wait
-    *[("WaitingSQLServer", "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
-    *[("WaitingOracle", "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
-    *[("WaitingPostgreSQL", "postgresql", name, Waits) for name in ("promoting", "turns", "messages")],
-    *[("WaitingMySQL", "mysql", name, Waits) for name in ("postponing", "two columns", "recurring", "messages, kept")],
+    *[(WaitingSQLServer, "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
+    *[(WaitingOracle, "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
+    *[(WaitingPostgreSQL, "postgresql", name, Waits) for name in ("promoting", "turns", "messages")],
+    *[(WaitingMySQL, "mysql", name, Waits) for name in ("postponing", "two columns", "recurring", "messages, kept")],
     # any index may be used, and locked, that has the rows
-    *[("UnnamedIndexSQLServer", "mssql", name, LocksTooMuch) for name in ("criteria", "promoting")],
+    *[(UnnamedIndexSQLServer, "mssql", name, LocksTooMuch) for name in ("criteria", "promoting")],
     # rows that another claim has taken stay locked
-    ("ClingingSQLServer", "mssql", "heartbeat, locks", LeaseNotExtended),
+    (ClingingSQLServer, "mssql", "heartbeat, locks", LeaseNotExtended),
     # entries stay locked as long as handlers run
-    ("LockingEntriesSQLServer", "mssql", "twice, locks", Deadlock),
+    (LockingEntriesSQLServer, "mssql", "twice, locks", Deadlock),
     # changes to sets, and enqueueing again, wait only for their own rows
-    *[("ScanningSQLServer", "mssql", name, WaitsForUnconcerned) for name in ("pruning", "redriving", "rescuing")],
-    *[("ScanningSQLServer", "mssql", f"{how} by primary key", WaitsForUnconcerned) for how in ("replace", "rerun")],
-    *[("ScanningSQLServer", "mssql", f"{how} by unique key", WaitsForUnconcerned) for how in ("replace", "rerun")],
-    *[("ScanningSQLServer", "mssql", f"{how} by both keys", WaitsForUnconcerned) for how in ("replace", "rerun")],
+    *[(ScanningSQLServer, "mssql", name, WaitsForUnconcerned) for name in ("pruning", "redriving", "rescuing")],
+    *[(ScanningSQLServer, "mssql", f"{how} by primary key", WaitsForUnconcerned) for how in ("replace", "rerun")],
+    *[(ScanningSQLServer, "mssql", f"{how} by unique key", WaitsForUnconcerned) for how in ("replace", "rerun")],
+    *[(ScanningSQLServer, "mssql", f"{how} by both keys", WaitsForUnconcerned) for how in ("replace", "rerun")],
     # a row that is selected by key but cannot be claimed stays locked
-    ("ConstantMySQL", "mysql", "ways in, locks", LocksTooMuch),
+    (ConstantMySQL, "mysql", "ways in, locks", LocksTooMuch),
     # one locks the key before the row, the other the row before the key
-    ("UnlockedKeysMySQL", "mysql", "ignore by unique key", Deadlock),
+    (UnlockedKeysMySQL, "mysql", "ignore by unique key", Deadlock),
 ]
 PLAYS = 2
 """The number of interleavings of each scenario on each engine; of its variants there are many."""
@@ -146,13 +163,13 @@ def test_known_violations_are_found(model: str, name: str, error: type[Violation
 
 @pytest.mark.parametrize(("server", "dialect", "name", "error"), FORMER)
 def test_former_statements_are_refuted(server: type[Server], dialect: str, name: str, error: type[Violation]) -> None:
-    with former(dialect), pytest.raises(error):
+    with sending(dialect, FORMER_ROWS[dialect]), pytest.raises(error):
         play_until(error, server, dialect, name)
 
 
-@pytest.mark.parametrize(("adapter", "dialect", "name", "error"), MISSING_PARTS)
-def test_careless_statements_are_refuted(adapter: str, dialect: str, name: str, error: type[Violation]) -> None:
-    with former(dialect, WRONG[adapter]), pytest.raises(error):
+@pytest.mark.parametrize(("rows", "dialect", "name", "error"), MISSING_PARTS)
+def test_careless_statements_are_refuted(rows: type[Rows], dialect: str, name: str, error: type[Violation]) -> None:
+    with sending(dialect, rows), pytest.raises(error):
         play_until(error, MODELS[dialect].server, dialect, name)
 
 

@@ -11,8 +11,7 @@ from sqlalchemy import delete
 from tests.locking.interleaving import DEADLOCK, ModelInterleaving
 from tests.locking.models import BY_ENTRY, MODELS
 from tests.locking.real_servers import ServerInterleaving
-from tests.locking.scenarios import SCENARIOS
-from tests.locking.steps import Scenario
+from tests.locking.scenarios import SCENARIOS, Scenario
 from tests.support.harness import Database
 
 PLAYS = 1
