@@ -33,11 +33,11 @@ from .queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------
 
-_HOLD = "sqlqueue.claim"
+_HELD = "sqlqueue.claim"
 _LEDGER = "sqlqueue.ledger"
 
 
-class Hold(NamedTuple):
+class HeldClaim(NamedTuple):
     """The record that an instance keeps of its claim."""
 
     claim: Claim
@@ -47,31 +47,31 @@ class Hold(NamedTuple):
     """How the claim was settled; ``None`` if it is unsettled."""
 
 
-def current_hold(state: InstanceState[Any]) -> Hold | None:
-    """Return the hold of the instance that ``state`` belongs to; ``None`` without a claim."""
-    hold: Hold | None = state.info.get(_HOLD)
-    return hold
+def held_claim_in(state: InstanceState[Any]) -> HeldClaim | None:
+    """Return the held claim of the instance that ``state`` belongs to; ``None`` without a claim."""
+    held: HeldClaim | None = state.info.get(_HELD)
+    return held
 
 
 def carry(source: object, target: object) -> None:
-    """Copy the hold of ``source`` to ``target``, another instance of the same row."""
-    instance_state(target).info[_HOLD] = instance_state(source).info.get(_HOLD)
+    """Copy the held claim of ``source`` to ``target``, another instance of the same row."""
+    instance_state(target).info[_HELD] = instance_state(source).info.get(_HELD)
 
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """A change of instances' holds within ``transaction``, with the values before."""
+    """A change of instances' held claims within ``transaction``, with the values before."""
 
     transaction: SessionTransaction | None
     only_locks: bool
-    """Whether some of the holds are claims that have written nothing yet."""
-    before: list[tuple[InstanceState[Any], Hold | None]]
+    """Whether some of the claims have written nothing yet."""
+    before: list[tuple[InstanceState[Any], HeldClaim | None]]
 
-    def holds(self) -> Iterator[tuple[InstanceState[Any], Hold]]:
+    def held_claims(self) -> Iterator[tuple[InstanceState[Any], HeldClaim]]:
         for state, _ in self.before:
-            hold = current_hold(state)
-            if hold is not None:
-                yield state, hold
+            held = held_claim_in(state)
+            if held is not None:
+                yield state, held
 
 
 @dataclass(slots=True)
@@ -94,27 +94,27 @@ class Ledger:
     unreadable: list[Unreadable] = field(default_factory=list)
     """The rows that claims of the transaction have set aside, because they cannot be read."""
 
-    def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
-        """Store ``holds`` in their instances, and keep the previous holds for a rollback."""
-        before: list[tuple[InstanceState[Any], Hold | None]] = []
+    def remember(self, session: Session, held_claims: Sequence[tuple[InstanceState[Any], HeldClaim]]) -> None:
+        """Store the held claims in their instances, and keep the previous ones for a rollback."""
+        before: list[tuple[InstanceState[Any], HeldClaim | None]] = []
         only_locks = False
-        for state, hold in holds:
+        for state, held in held_claims:
             info = state.info
-            before.append((state, info.get(_HOLD)))
-            info[_HOLD] = hold
-            only_locks = only_locks or hold.locked_by is not None
+            before.append((state, info.get(_HELD)))
+            info[_HELD] = held
+            only_locks = only_locks or held.locked_by is not None
         if before:
             self.changes.append(_Change(innermost(session), only_locks, before))
 
     def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
-        """Record that the rows of ``states`` were written with their holds unchanged, for a rollback to expire them."""
-        before = [(state, current_hold(state)) for state in states]
+        """Record that the rows of ``states`` were written with their claims unchanged, for a rollback to expire them."""
+        before = [(state, held_claim_in(state)) for state in states]
         if before:
             self.changes.append(_Change(innermost(session), False, before))
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """Return the instances of this transaction's claims, by claim."""
-        return {hold.claim: state for change in self.changes for state, hold in change.holds()}
+        return {held.claim: state for change in self.changes for state, held in change.held_claims()}
 
     def locked(self, table: Table) -> list[Identity]:
         """Return the keys of the rows of ``table`` that are held only by their locks."""
@@ -125,8 +125,8 @@ class Ledger:
     @property
     def unsettled(self) -> list[Claim]:
         """The claims that only lock, which a commit would drop."""
-        holds = (hold for change in self.changes if change.only_locks for _, hold in change.holds())
-        return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
+        held_claims = (held for change in self.changes if change.only_locks for _, held in change.held_claims())
+        return list({held.claim: None for held in held_claims if held.locked_by and not held.settled})
 
     def committed(self, ended: SessionTransaction | None) -> None:
         """Assign the changes of ``ended`` to its parent, or forget them if it was the outermost transaction."""
@@ -147,7 +147,7 @@ class Ledger:
             (undone if transaction in lineage(change.transaction) else kept).append(change)
         for change in reversed(undone):
             for state, before in change.before:
-                state.info[_HOLD] = before
+                state.info[_HELD] = before
                 if state.session is session and state.persistent:
                     session.expire(state.obj())
         self.changes = kept
@@ -256,18 +256,18 @@ def _end_claims(session: Session, transaction: SessionTransaction) -> None:
 # -- finds the claims that tasks carry, and marks them as settled -----------------------------------------------------
 
 
-def hold_of(task: object, state: InstanceState[Any] | None = None) -> Hold:
-    """Return the hold of ``task``, an instance, or a claim with the ``state`` of its instance.
+def held_claim_of(task: object, state: InstanceState[Any] | None = None) -> HeldClaim:
+    """Return the held claim of ``task``, an instance, or a claim with the ``state`` of its instance.
 
     Raises :class:`.IllegalTransitionError` if it has no unsettled claim.
     """
     if state is None:
         spec_of(type(task))
         state = instance_state(task)
-    hold: Hold | None = state.info.get(_HOLD)
-    if hold is not None and hold.settled is None:
-        return hold
-    reason = "was not claimed, or its claim was rolled back" if hold is None else f"is already settled: {hold.settled}"
+    held: HeldClaim | None = state.info.get(_HELD)
+    if held is not None and held.settled is None:
+        return held
+    reason = "was not claimed, or its claim was rolled back" if held is None else f"is already settled: {held.settled}"
     model, key = state.class_.__name__, state.identity
     name = f"a new {model}" if key is None else f"{model} {key_text(key)}"
     raise IllegalTransitionError(f"{name} {reason}. Only claimed tasks can be settled, and only once", task=task)
@@ -276,21 +276,21 @@ def hold_of(task: object, state: InstanceState[Any] | None = None) -> Hold:
 def mark_settled(session: Session, task: object, how: str) -> None:
     """Mark the claim of ``task`` as settled, and expire the instance.  Raises :class:`.IllegalTransitionError` if it
     has none."""
-    hold = hold_of(task)
-    ledger_of(session).remember(session, [(instance_state(task), hold._replace(settled=how))])
+    held = held_claim_of(task)
+    ledger_of(session).remember(session, [(instance_state(task), held._replace(settled=how))])
     session.expire(task)
 
 
 def is_unsettled(task: object) -> bool:
     """Return whether ``task`` carries a claim that is not settled."""
-    hold = current_hold(instance_state(task))
-    return hold is not None and hold.settled is None
+    held = held_claim_in(instance_state(task))
+    return held is not None and held.settled is None
 
 
 def is_settled(task: object) -> bool:
     """Return whether ``task`` carries a claim that is settled."""
-    hold = current_hold(instance_state(task))
-    return hold is not None and hold.settled is not None
+    held = held_claim_in(instance_state(task))
+    return held is not None and held.settled is not None
 
 
 def claim_of(task: object) -> Claim:
@@ -298,7 +298,7 @@ def claim_of(task: object) -> Claim:
 
     Raises :class:`.IllegalTransitionError` if the instance was never claimed, or its claim is settled.
     """
-    return hold_of(task).claim
+    return held_claim_of(task).claim
 
 
 def claim_in(task: object) -> Claim:
@@ -318,15 +318,15 @@ def row_of(task: object) -> tuple[QueueSpec, Identity]:
 
 def claim_made(task: Any) -> Claim:
     """Return the claim just made of ``task``, even if the task was consumed and has nothing to settle."""
-    hold = current_hold(instance_state(task))
-    if hold is not None:
-        return hold.claim
+    held = held_claim_in(instance_state(task))
+    if held is not None:
+        return held.claim
     spec = spec_of(type(task))
     return Claim(type(task), spec.identity_of(task), getattr(task, spec.attributes["attempt"]))
 
 
-def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
-    """Return the holds of a task, a claim or an iterable of them, each with its instance if there is one.
+def held_claims_of(session: Session, tasks: object) -> list[tuple[HeldClaim, InstanceState[Any] | None]]:
+    """Return the held claims of a task, a claim or an iterable of them, each with its instance if there is one.
 
     Raises :class:`.ArgumentError` for other objects, claims of several tables and repeated claims, and
     :class:`.IllegalTransitionError` for tasks without an unsettled claim.
@@ -335,38 +335,40 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     if not is_one and not isinstance(tasks, Iterable):
         raise ArgumentError(f"{tasks!r} is neither a claimed task nor a Claim, nor an iterable of them")
     items: list[Any] = [tasks] if is_one else list(cast("Iterable[Any]", tasks))
-    holds: list[tuple[Hold, InstanceState[Any] | None]]
+    held_claims: list[tuple[HeldClaim, InstanceState[Any] | None]]
     if not session.identity_map and not ledger_of(session).changes and set(map(type, items)) == {Claim}:
-        holds = [(Hold(item), None) for item in items]  # there are no instances to find
+        held_claims = [(HeldClaim(item), None) for item in items]  # there are no instances to find
     else:
         states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
-        holds = [
-            _hold_of_claim(session, item, states) if isinstance(item, Claim) else (hold_of(item), instance_state(item))
+        held_claims = [
+            _find_claim(session, item, states)
+            if isinstance(item, Claim)
+            else (held_claim_of(item), instance_state(item))
             for item in items
         ]
-    claims = [hold.claim for hold, _ in holds]
+    claims = [held.claim for held, _ in held_claims]
     entities = {claim.entity for claim in claims}
     if len({spec_of(entity).table for entity in entities}) > 1:
         names = " and ".join(sorted(entity.__name__ for entity in entities))
         raise ArgumentError(f"these are claims of {names}: settle the claims of each model separately")
-    if len({(claim.identity, claim.attempt, claim.token) for claim in claims}) < len(holds):
+    if len({(claim.identity, claim.attempt, claim.token) for claim in claims}) < len(held_claims):
         raise ArgumentError("the same claim is given twice")
-    return holds
+    return held_claims
 
 
-def _hold_of_claim(
+def _find_claim(
     session: Session, claim: Claim, states: Mapping[Claim, InstanceState[Any]]
-) -> tuple[Hold, InstanceState[Any] | None]:
+) -> tuple[HeldClaim, InstanceState[Any] | None]:
     state = states.get(claim) or _present(session, claim)
-    return (Hold(claim), None) if state is None else (hold_of(claim, state), state)
+    return (HeldClaim(claim), None) if state is None else (held_claim_of(claim, state), state)
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
     """Return the session's instance of a claim that was committed before, if there is one."""
     task = session.identity_map.get(identity_key(claim.entity, claim.identity))
     state = None if task is None else instance_state(task)
-    hold = None if state is None else current_hold(state)
-    return state if hold is not None and hold.claim == claim else None
+    held = None if state is None else held_claim_in(state)
+    return state if held is not None and held.claim == claim else None
 
 
 # -- the connection of a session's operation, and the adapter of its engine ------------------------------------------

@@ -41,7 +41,7 @@ from ..sql import LARGEST, Assignment, Pick, Step, is_held, is_token_of_worker, 
 from ..transaction import (
     Access,
     AnySession,
-    Hold,
+    HeldClaim,
     claim_in,
     claim_of,
     claimer_name,
@@ -254,14 +254,14 @@ class ClaimCall:
         """Lock tasks, write the claim to them unless only the locks hold them, and record it in the ledger."""
         spec, name, token = query.spec, self.claimed_by, self.tokens()
         attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
-        holds: list[tuple[InstanceState[Any], Hold]] = []
+        held_claims: list[tuple[InstanceState[Any], HeldClaim]] = []
         if self.lease is None:
             tasks = self.take(query, limit)
             _prepare_locked(self.session, spec, tasks)
             for task in tasks:
                 number = min(getattr(task, attempt) + 1, LARGEST)
                 made = Claim(type(task), spec.identity_of(task), number, token, name)
-                holds.append((instance_state(task), Hold(made, locked_by=name)))
+                held_claims.append((instance_state(task), HeldClaim(made, locked_by=name)))
         else:
             lease = self.lease
             assignments = spec.made.get(("claim", name, lease), lambda: claim_assignments(spec, name, lease))
@@ -269,8 +269,8 @@ class ClaimCall:
             for task in tasks:
                 since = instance_dict(task).get(claimed_at)
                 made = Claim(type(task), spec.identity_of(task), getattr(task, attempt), token, name, since)
-                holds.append((instance_state(task), Hold(made)))
-        ledger_of(self.session).remember(self.session, holds)
+                held_claims.append((instance_state(task), HeldClaim(made)))
+        ledger_of(self.session).remember(self.session, held_claims)
         return tasks
 
     def take(

@@ -40,7 +40,7 @@ from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
 from ..sql import LARGEST, Assignment, is_available, leased
-from ..transaction import Access, AnySession, Hold, announce, holds_of, ledger_of, open_, session_of
+from ..transaction import Access, AnySession, HeldClaim, announce, held_claims_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
 
@@ -338,7 +338,7 @@ def extended(lease: timedelta | None) -> Settlement:
 # -- settles claims. Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them -------------------
 
 Tasks: TypeAlias = QueueMixin | Claim | Iterable[QueueMixin] | Iterable[Claim]
-Holds: TypeAlias = Sequence[tuple[Hold, InstanceState[Any] | None]]
+HeldClaims: TypeAlias = Sequence[tuple[HeldClaim, InstanceState[Any] | None]]
 
 
 def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage: str | None = None) -> None:
@@ -475,7 +475,7 @@ _UNTOUCHED = ("priority", "created_at")
 def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
     """Settle all tasks, or raise :class:`.ClaimLostError`."""
     session = session_of(session)
-    lost = _settle_holds(session, holds_of(session, tasks), settlement)
+    lost = _settle_held(session, held_claims_of(session, tasks), settlement)
     if lost:
         raise ClaimLostError(lost)
 
@@ -488,15 +488,15 @@ def _settle_with_error(
     A character that its character set lacks would otherwise replace the failure, which would never count.
     """
     session = session_of(session)
-    holds = holds_of(session, tasks)
-    if not holds:
+    held_claims = held_claims_of(session, tasks)
+    if not held_claims:
         return
-    spec, text = spec_of(holds[0][0].claim.entity), error_text(error)
+    spec, text = spec_of(held_claims[0][0].claim.entity), error_text(error)
     history = history_of(spec.table.metadata)
     traceback = stored_traceback(error, history.options) if history and isinstance(error, BaseException) else None
     settlement = settlement_of(text, traceback=traceback)
     if f"{text}{traceback}".isascii():
-        lost = _settle_holds(session, holds, settlement)
+        lost = _settle_held(session, held_claims, settlement)
     else:
         adapter = _open(session, spec)
         connection = session.connection(spec.bind_arguments)
@@ -504,13 +504,13 @@ def _settle_with_error(
         adapter.connections.begin_to_claim(connection, spec, fresh=False)
         try:
             with connection.begin_nested():  # an error ends a transaction of PostgreSQL
-                lost = _settle_holds(session, holds, settlement)
+                lost = _settle_held(session, held_claims, settlement)
         except Exception as rejection:
             if not adapter.connections.is_rejection(rejection):
                 if isinstance(rejection, DBAPIError):  # after a deadlock on MySQL, the savepoint is missing
                     raise adapter.connections.reason(rejection) from rejection.orig
                 raise
-            lost = _settle_holds(session, holds, settlement_of(ascii_text(text)))
+            lost = _settle_held(session, held_claims, settlement_of(ascii_text(text)))
     if lost:
         raise ClaimLostError(lost)
 
@@ -521,28 +521,30 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     Without ``waits``, rows that others have locked are skipped, and their claims are returned as well.
     """
     session = session_of(session)
-    return _settle_holds(session, holds_of(session, tasks), settlement, waits=waits)
+    return _settle_held(session, held_claims_of(session, tasks), settlement, waits=waits)
 
 
-def _settle_holds(session: Session, holds: Holds, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
-    if not holds:
+def _settle_held(
+    session: Session, held_claims: HeldClaims, settlement: Settlement, *, waits: bool = True
+) -> list[Claim]:
+    if not held_claims:
         return []
-    if settlement.record is None and any(hold.locked_by for hold, _ in holds):
+    if settlement.record is None and any(held.locked_by for held, _ in held_claims):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
-    spec = spec_of(holds[0][0].claim.entity)
+    spec = spec_of(held_claims[0][0].claim.entity)
     adapter = _open(session, spec, waits=waits)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
-    for hold, _ in holds:
-        alike[hold.claim.entity, hold.locked_by].append(hold.claim)
+    for held, _ in held_claims:
+        alike[held.claim.entity, held.locked_by].append(held.claim)
     for (entity, locked_by), claims in alike.items():
         fence = Fence(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
         lost += _apply(adapter, session, fence, claims, settlement)
     if lost:
         gone = set(lost)
-        holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
-    _note(session, holds, settlement)
-    if holds and _makes_claimable(session, adapter, spec, holds, settlement):
+        held_claims = [(held, state) for held, state in held_claims if held.claim not in gone]
+    _note(session, held_claims, settlement)
+    if held_claims and _makes_claimable(session, adapter, spec, held_claims, settlement):
         announce(session, spec)
     return lost
 
@@ -579,7 +581,9 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
         claims = [claim for claim in claims if part[claim.identity] is not claim] if len(part) < len(claims) else ()
 
 
-def _makes_claimable(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, settlement: Settlement) -> bool:
+def _makes_claimable(
+    session: Session, adapter: Adapter, spec: QueueSpec, held_claims: HeldClaims, settlement: Settlement
+) -> bool:
     """Return whether the settlement may have made a task claimable: one of these, or another.
 
     Of tasks that were enqueued again while they ran, only those of queues with unique keys are looked for.
@@ -591,33 +595,33 @@ def _makes_claimable(session: Session, adapter: Adapter, spec: QueueSpec, holds:
         return True
     if not spec.has_unique_keys or settlement.status in (Status.CANCELLED, Status.SCHEDULED):
         return False
-    keys = [hold.claim.identity for hold, _ in holds]
+    keys = [held.claim.identity for held, _ in held_claims]
     available = (and_(adapter.rows.key_in(spec, some), is_available(spec)) for some in adapter.rows.batches(spec, keys))
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
-def _note(session: Session, holds: Holds, settlement: Settlement) -> None:
+def _note(session: Session, held_claims: HeldClaims, settlement: Settlement) -> None:
     """Record the settlement in the ledger, and show in the instances what it has written.
 
     Attributes with a value that only the database knows expire.
     """
-    present = [(hold, state) for hold, state in holds if state is not None]
+    present = [(held, state) for held, state in held_claims if state is not None]
     if settlement.record is not None:
         outcome = settlement.record.outcome.value
-        ledger_of(session).remember(session, [(state, hold._replace(settled=outcome)) for hold, state in present])
+        ledger_of(session).remember(session, [(state, held._replace(settled=outcome)) for held, state in present])
     else:
         ledger_of(session).wrote(session, [state for _, state in present])
-    for hold, state in present:
+    for held, state in present:
         task = state.obj()
         if task is not None and state.session is session:
-            _show(session, task, hold, settlement)
+            _show(session, task, held, settlement)
 
 
-def _show(session: Session, task: object, hold: Hold, settlement: Settlement) -> None:
-    spec, shown = spec_of(hold.claim.entity), instance_state(task).dict
+def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
+    spec, shown = spec_of(held.claim.entity), instance_state(task).dict
     values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
-    fence = Fence(spec=spec, claimed_by=hold.locked_by)
-    changes = settlement.shows(fence, {**values, "attempt": hold.claim.attempt})
+    fence = Fence(spec=spec, claimed_by=held.locked_by)
+    changes = settlement.shows(fence, {**values, "attempt": held.claim.attempt})
     if changes is None:
         session.expire(task, _written(spec, locked=fence.claimed_by is not None))
         return

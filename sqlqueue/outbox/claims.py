@@ -24,7 +24,7 @@ from ..operations.recording import ABANDONED, last_claims, record, set_aside
 from ..operations.settling import RETURNED, settle_some
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, is_held, picks, write
-from ..transaction import Access, AnySession, Hold, claim_in, claimer_name, ledger_of, open_, session_of, within
+from ..transaction import Access, AnySession, HeldClaim, claim_in, claimer_name, ledger_of, open_, session_of, within
 
 # -- statements about the order of the messages of a key --------------------------------------------------------------
 
@@ -270,4 +270,4 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
 
 def _remember(session: Session, messages: Sequence[Any]) -> None:
     """Register the claims of ``messages`` with the session."""
-    ledger_of(session).remember(session, [(instance_state(each), Hold(claim_in(each))) for each in messages])
+    ledger_of(session).remember(session, [(instance_state(each), HeldClaim(claim_in(each))) for each in messages])

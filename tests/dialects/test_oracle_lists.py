@@ -20,7 +20,7 @@ from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSess
 from sqlqueue.dialects import adapter_for, adapters
 from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.upkeep import extend
-from sqlqueue.transaction import Hold, ledger_of
+from sqlqueue.transaction import HeldClaim, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Document, Film, Mail, Report, Seat, Task, Visit
@@ -96,7 +96,7 @@ def hold(session: QueueSession, model: type[Any]) -> None:
         model(**dict(zip((each.name for each in inspect(model).primary_key), claim.identity, strict=True)))
         for claim in claims_of(model)
     ]
-    holds = [(inspect(task), Hold(claim, "me")) for task, claim in zip(tasks, claims_of(model), strict=True)]
+    holds = [(inspect(task), HeldClaim(claim, "me")) for task, claim in zip(tasks, claims_of(model), strict=True)]
     ledger_of(session).remember(session, holds)
     session.info["held"] = tasks
 
