@@ -107,7 +107,7 @@ class Ledger:
             self.changes.append(_Change(innermost(session), only_locks, before))
 
     def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
-        """Record that the rows of ``states`` were written with their claims unchanged, for a rollback to expire them."""
+        """Record that the rows of ``states`` were written, their claims unchanged, for a rollback to expire them."""
         before = [(state, held_claim_in(state)) for state in states]
         if before:
             self.changes.append(_Change(innermost(session), False, before))

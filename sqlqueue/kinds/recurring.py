@@ -301,7 +301,7 @@ class Renewals:
         return {claim.identity for group in (left, *groups.values()) for claim in group}
 
     def _what_next(self, run: Run) -> datetime | str:
-        if not self._fence.only_locked and run.claimed_at is None:
+        if self._fence.locked_by is None and run.claimed_at is None:
             return _AT_ONCE  # the task was enqueued again while it ran
         return run.next(self._spec) or _REST
 

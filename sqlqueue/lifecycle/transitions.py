@@ -60,20 +60,16 @@ class Fence:
     """How claims that are being settled hold their rows: by a lease written to the row, or by its lock alone."""
 
     spec: QueueSpec
-    claimed_by: str | None = None
-    """The claimer's name for a claim with ``lease=None``, which has written nothing yet; otherwise ``None``."""
+    locked_by: str | None = None
+    """The claimer's name for claims that hold their rows by the lock alone (``lease=None``): they have written nothing
+    yet.  Otherwise ``None``."""
     waits: bool = True
     """Whether settling waits for rows that others have locked; otherwise it skips them."""
 
     @property
-    def only_locked(self) -> bool:
-        """Whether the claims hold their rows by a lock alone (``lease=None``)."""
-        return self.claimed_by is not None
-
-    @property
     def attempt(self) -> ColumnElement[int]:
         """The number of the attempt that is being settled."""
-        return raised(self.spec["attempt"]) if self.only_locked else self.spec["attempt"]
+        return self.spec["attempt"] if self.locked_by is None else raised(self.spec["attempt"])
 
     @property
     def fresh_budget(self) -> ColumnElement[int]:
@@ -83,28 +79,28 @@ class Fence:
     @property
     def runs_again(self) -> Criterion | None:
         """The criterion of tasks that were enqueued again while they ran; ``None`` if that cannot be."""
-        return None if self.only_locked else is_enqueued_again(self.spec)
+        return is_enqueued_again(self.spec) if self.locked_by is None else None
 
     def marks(self, claims: Sequence[Claim]) -> list[tuple[int, ...]]:
         """Return the values of :attr:`marked` in the rows while ``claims`` hold them."""
-        if self.only_locked:
-            return [(claim.attempt,) for claim in claims]
-        return [(claim.attempt, claim.token) for claim in claims]
+        if self.locked_by is None:
+            return [(claim.attempt, claim.token) for claim in claims]
+        return [(claim.attempt,) for claim in claims]
 
     @property
     def marked(self) -> tuple[ColumnElement[int], ...]:
         """The columns that distinguish a claim from others of the same row, which can have the same attempt number."""
-        return (self.attempt,) if self.only_locked else (self.attempt, self.spec["claim_token"])
+        return (self.attempt, self.spec["claim_token"]) if self.locked_by is None else (self.attempt,)
 
     def unsettled(self, mine: Criterion) -> Criterion:
         """Restrict ``mine``, the criterion of rows with the claims' keys and marks, to rows that are still held."""
-        if self.only_locked:
-            return and_(mine, ~is_final(self.spec))
-        return and_(mine, present_status(self.spec) == state(Status.RUNNING))
+        if self.locked_by is None:
+            return and_(mine, present_status(self.spec) == state(Status.RUNNING))
+        return and_(mine, ~is_final(self.spec))
 
     def written(self) -> list[Assignment]:
         """Return the assignments that a claim with ``lease=None`` has not made yet."""
-        return stamp(self.spec, self.claimed_by) if self.claimed_by is not None else []
+        return [] if self.locked_by is None else stamp(self.spec, self.locked_by)
 
 
 def stamp(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
@@ -284,7 +280,7 @@ def planned_run(spec: QueueSpec) -> list[Assignment]:
 
 def _planned_now(fence: Fence) -> list[Assignment]:
     """Return :func:`planned_run` of a claim with ``lease=None``, which has not written it yet."""
-    return planned_run(fence.spec) if fence.only_locked else []
+    return [] if fence.locked_by is None else planned_run(fence.spec)
 
 
 def tries(fence: Fence) -> ColumnElement[int]:
@@ -475,7 +471,7 @@ def _unsettled(
         (spec["status"], state(status)),
         (spec["available_at"], moment),
     ]
-    if fence.only_locked:
+    if fence.locked_by is not None:
         return [*back, (spec["max_attempts"], uncounted(spec)), *fence.written()]
     return [
         *back,

@@ -240,7 +240,7 @@ class ClaimCall:
         kept: list[Any] = []
         while True:
             tasks = self._claim_rows(query, limit - len(kept))
-            fence = Fence(spec=spec, claimed_by=self.claimed_by if self.lease is None else None)
+            fence = Fence(spec=spec, locked_by=self.claimed_by if self.lease is None else None)
             fenced = FencedClaims(open_(self.session, spec), self.session, fence, [claim_of(task) for task in tasks])
             skipped = skip_runs(fenced, tasks)
             kept += [task for task in tasks if spec.identity_of(task) not in skipped]

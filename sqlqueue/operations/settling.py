@@ -252,10 +252,10 @@ def _final(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
 
 def _locked_claim(fence: Fence, shown: Shown) -> dict[str, Any]:
     """Return the values of a claim with ``lease=None``, which its settlement writes."""
-    if fence.claimed_by is None:
+    if fence.locked_by is None:
         return {}
     planned = {"scheduled_for": UNKNOWN} if fence.spec.recurs else {}
-    return {"claimed_by": fence.claimed_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
+    return {"claimed_by": fence.locked_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
 
 
 def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
@@ -292,7 +292,7 @@ CLEARED = _released(lambda fence: return_assignments(fence, fence.spec["crashes"
 def _handed_back(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
     back: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "crashes": 0}
     budget = min(shown["max_attempts"] + 1, LARGEST) if "max_attempts" in shown else UNKNOWN
-    claim = {"claimed_by": None, "claimed_at": None} if fence.claimed_by is None else _locked_claim(fence, shown)
+    claim = {"claimed_by": None, "claimed_at": None} if fence.locked_by is None else _locked_claim(fence, shown)
     return back | {"max_attempts": budget} | claim
 
 
@@ -538,7 +538,7 @@ def _settle_held(
     for held, _ in held_claims:
         alike[held.claim.entity, held.locked_by].append(held.claim)
     for (entity, locked_by), claims in alike.items():
-        fence = Fence(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
+        fence = Fence(spec=spec_of(entity), locked_by=locked_by, waits=waits)
         lost += _apply(adapter, session, fence, claims, settlement)
     if lost:
         gone = set(lost)
@@ -620,10 +620,10 @@ def _note(session: Session, held_claims: HeldClaims, settlement: Settlement) -> 
 def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
     spec, shown = spec_of(held.claim.entity), instance_state(task).dict
     values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
-    fence = Fence(spec=spec, claimed_by=held.locked_by)
+    fence = Fence(spec=spec, locked_by=held.locked_by)
     changes = settlement.shows(fence, {**values, "attempt": held.claim.attempt})
     if changes is None:
-        session.expire(task, _written(spec, locked=fence.claimed_by is not None))
+        session.expire(task, _written(spec, locked=fence.locked_by is not None))
         return
     unknown = [*_generated(spec), *_of_other_kinds(spec)]
     for role, value in changes.items():
