@@ -166,24 +166,25 @@ class Conflicts:
     """Inserts rows, and handles existing rows with the same key as ``on_conflict`` says."""
 
     adapter: Adapter
+    session: Session
     spec: QueueSpec
     on_conflict: str
     version: Column[Any] | None
     scope: Sequence[Criterion]
     """The rows that may be changed."""
 
-    def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
+    def enqueue(self, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, keyed by attribute name, each with the expressions of ``fixed``."""
         common = column_values(self.spec, fixed)
         if self.spec.mapper.polymorphic_on is not None:
             common |= discriminator(self.spec)
         values = [column_values(self.spec, row) for row in rows]
         if self.on_conflict == "rerun":
-            self._refuse_own(session, values)
+            self._refuse_own(values)
         for (given, ways), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
-            self._group(session, list(group), [*given, *common], ways, common)
+            self._group(list(group), [*given, *common], ways, common)
 
-    def update(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
+    def update(self, rows: Sequence[Row], fixed: Row) -> None:
         """Handle rows that exist, by primary key, of which ``rows`` contain the changes.
 
         Raises :class:`.ArgumentError` if there is no such row.
@@ -191,40 +192,38 @@ class Conflicts:
         spec, common = self.spec, column_values(self.spec, fixed)
         values = [column_values(spec, row) for row in rows]
         if self.on_conflict == "rerun":
-            self._refuse_own(session, values)
+            self._refuse_own(values)
         for row in values:
             by, key = unique_by(spec, row)[0], tuple(row[column.name] for column in spec.primary_key)
             replace = self._replacement([*row, *common], by)
             if not (
-                self.adapter.rows.exists(session, spec, by.is_row(row))
+                self.adapter.rows.exists(self.session, spec, by.is_row(row))
                 if replace is None
-                else self._update(session, {**row, **common}, [key], by.is_row(row), replace)
+                else self._update({**row, **common}, [key], by.is_row(row), replace)
             ):
                 raise ArgumentError(
                     f"{spec.entity.__name__} {key_text(key)} has no row any more: enqueue a new instance"
                 )
 
-    def _refuse_own(self, session: Session, rows: Sequence[Row]) -> None:
+    def _refuse_own(self, rows: Sequence[Row]) -> None:
         """Reject rows that this transaction has claimed by a lock only.
 
         Such a claim leaves no mark in its row, so its completion could not detect that another run was requested.
         """
-        spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
+        spec, adapter, mine = self.spec, self.adapter, ledger_of(self.session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
         for some in adapter.rows.batches(spec, meets):
             same = or_(*adapter.rows.padded(spec, some))
-            if adapter.rows.exists(session, spec, and_(adapter.rows.key_in(spec, mine), same)):
+            if adapter.rows.exists(self.session, spec, and_(adapter.rows.key_in(spec, mine), same)):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} with lease=None: complete"
                     " it before enqueueing it again, or claim it with a lease"
                 )
 
-    def _group(
-        self, session: Session, rows: list[Row], names: list[str], ways: Sequence[UniqueBy], common: Row
-    ) -> None:
+    def _group(self, rows: list[Row], names: list[str], ways: Sequence[UniqueBy], common: Row) -> None:
         spec, adapter = self.spec, self.adapter
         if not ways:  # a NULL key conflicts with no row
-            adapter.rows.execute(session, spec, insert(spec.table).values(common), rows)
+            adapter.rows.execute(self.session, spec, insert(spec.table).values(common), rows)
             return
         # with two keys, an upsert on one can fail on the other if both are inserted concurrently
         # no upsert has a condition on every engine
@@ -232,13 +231,13 @@ class Conflicts:
         statement = self._upsert(names, ways[0]) if can_upsert else None
         if statement is not None:
             if adapter.rows.key_before_row and ways[0].columns != spec.primary_key:
-                rows = self._not_there(session, rows, ways[0], self._replacement(names, ways[0]), common)
+                rows = self._not_there(rows, ways[0], self._replacement(names, ways[0]), common)
             if rows:
-                adapter.rows.execute(session, spec, statement.values(common), rows)
+                adapter.rows.execute(self.session, spec, statement.values(common), rows)
             return
         replacements = [self._replacement(names, by) for by in ways]
-        for row in self._insert_new(session, rows, ways, common) if len(rows) > 1 else rows:
-            self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
+        for row in self._insert_new(rows, ways, common) if len(rows) > 1 else rows:
+            self._update_or_insert({**row, **common}, list(zip(ways, replacements, strict=True)))
 
     def _upsert(self, names: Sequence[str], by: UniqueBy) -> Any:
         """Return the statement that inserts columns ``names`` or handles the conflict; ``None`` if there is none."""
@@ -246,28 +245,28 @@ class Conflicts:
         key = (inserts, by, tuple(names), self.on_conflict, self.version)
         return spec.made.get(key, lambda: inserts.upsert(spec, by, self._guarded(self._replacement(names, by))))
 
-    def _insert_new(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
+    def _insert_new(self, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
         """Insert in bulk the ``rows`` without a visible conflict; return the others, which remain to be handled.
 
         If the insert fails because of a conflict that was not visible, return all rows.
         """
-        adapter, spec, seen = self.adapter, self.spec, self._there(session, rows, ways)
+        adapter, spec, seen = self.adapter, self.spec, self._there(rows, ways)
         new, rest = list[Row](), list[Row]()
         for row in rows:
             keys = {_key_of(row, by) for by in ways}
             (new if seen.isdisjoint(keys) else rest).append(row)
             seen |= keys
         try:
-            with adapter.connections.tentative(session):
+            with adapter.connections.tentative(self.session):
                 if new:
-                    adapter.rows.execute(session, spec, insert(spec.table).values(common), new)
+                    adapter.rows.execute(self.session, spec, insert(spec.table).values(common), new)
         except DBAPIError as error:
             if not adapter.connections.is_duplicate(error):
                 raise
             return list(rows)
         return rest
 
-    def _there(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[_Key]:
+    def _there(self, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[_Key]:
         """Return the keys of ``rows`` that exist in the table."""
         adapter, spec, found = self.adapter, self.spec, set[_Key]()
         for by in ways:
@@ -277,7 +276,7 @@ class Conflicts:
                 else:
                     named = adapter.rows.one_of(spec, by.columns[0], [key for (key,) in some])
                     read = select(*by.columns).where(named)
-                found |= {(by, *row) for row in adapter.rows.execute(session, spec, read)}
+                found |= {(by, *row) for row in adapter.rows.execute(self.session, spec, read)}
         return found
 
     def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement | None:
@@ -297,9 +296,7 @@ class Conflicts:
             return replace
         return lambda proposed: guarded(replace(proposed), version, proposed)
 
-    def _update_or_insert(
-        self, session: Session, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]
-    ) -> None:
+    def _update_or_insert(self, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]) -> None:
         """Update or insert without an upsert statement.  A process that loses the race to insert retries, and updates.
 
         The row is found without a lock and then locked by its primary key, the order that all operations use:
@@ -310,15 +307,15 @@ class Conflicts:
         while True:
             found = False
             for by, replace in ways:
-                keys = self._find(session, by, row, latest=lost is not None)
-                if keys and (replace is None or self._update(session, row, keys, by.is_row(row), replace)):
+                keys = self._find(by, row, latest=lost is not None)
+                if keys and (replace is None or self._update(row, keys, by.is_row(row), replace)):
                     return
                 found = found or bool(keys)
             if lost is not None and not found:
                 raise lost  # the conflict is with another unique key
             try:
-                with adapter.connections.tentative(session):
-                    adapter.rows.execute(session, spec, insert(spec.table).values(row))
+                with adapter.connections.tentative(self.session):
+                    adapter.rows.execute(self.session, spec, insert(spec.table).values(row))
             except DBAPIError as error:
                 if not adapter.connections.is_duplicate(error):
                     raise
@@ -326,25 +323,25 @@ class Conflicts:
             else:
                 return
 
-    def _not_there(
-        self, session: Session, rows: Sequence[Row], by: UniqueBy, replace: Replacement | None, common: Row
-    ) -> list[Row]:
+    def _not_there(self, rows: Sequence[Row], by: UniqueBy, replace: Replacement | None, common: Row) -> list[Row]:
         """Return the ``rows`` without a visible conflict; update the existing rows of the others by primary key."""
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
         for some in self.adapter.rows.batches(self.spec, [row[column.name] for row in rows]):
             named = self.adapter.rows.one_of(self.spec, column, some)
             found = select(column, *self.spec.primary_key).where(named)
-            there.update((row[0], [tuple(row[1:])]) for row in self.adapter.rows.execute(session, self.spec, found))
+            there.update(
+                (row[0], [tuple(row[1:])]) for row in self.adapter.rows.execute(self.session, self.spec, found)
+            )
         rest: list[Row] = []
         for row in rows:
             mine = by.is_row(row)
             keys = there.get(row[column.name], [])
-            if not keys or not (replace is None or self._update(session, {**row, **common}, keys, mine, replace)):
+            if not keys or not (replace is None or self._update({**row, **common}, keys, mine, replace)):
                 rest.append(row)
         return rest
 
-    def _find(self, session: Session, by: UniqueBy, row: Row, *, latest: bool = False) -> list[Identity]:
+    def _find(self, by: UniqueBy, row: Row, *, latest: bool = False) -> list[Identity]:
         """Return the primary key of the existing row that ``row`` conflicts with.
 
         ``latest``: read the latest committed version instead of the transaction's snapshot.
@@ -354,12 +351,10 @@ class Conflicts:
         if latest:
             found = found.with_for_update()
         return adapter.rows.keys(
-            session, spec, adapter.rows.by_key(spec, found) if by.columns == spec.primary_key else found
+            self.session, spec, adapter.rows.by_key(spec, found) if by.columns == spec.primary_key else found
         )
 
-    def _update(
-        self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement
-    ) -> bool:
+    def _update(self, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement) -> bool:
         """Update the row with one of these keys that is still ``mine``, unless it is newer; return whether there is
         one.
         """
@@ -368,21 +363,23 @@ class Conflicts:
         newer = None if self.version is None else is_newer(self.version, proposed)
         # in the criterion, since Oracle has no CASE of a LOB and a parameter
         chosen = and_(same, *self.scope, *([] if newer is None else [newer]))
-        if adapter.rows.count(session, spec, adapter.rows.by_key(spec, write(spec, chosen, replace(proposed)))):
+        if adapter.rows.count(self.session, spec, adapter.rows.by_key(spec, write(spec, chosen, replace(proposed)))):
             return True
-        if newer is not None and self._is_late(session, and_(same, *self.scope), newer):
+        if newer is not None and self._is_late(and_(same, *self.scope), newer):
             return True
-        if self.scope and adapter.rows.exists(session, spec, same):
+        if self.scope and adapter.rows.exists(self.session, spec, same):
             raise hidden(spec, row)
         return False
 
-    def _is_late(self, session: Session, same: Criterion, newer: Criterion) -> bool:
+    def _is_late(self, same: Criterion, newer: Criterion) -> bool:
         """Return whether there is such a row and ``newer`` does not hold, in its latest version, which is locked.
 
         SQL Server and SQLite have no FOR UPDATE, and read the committed version, or that of this transaction.
         """
         told = select(case((newer, literal_column("1")), else_=literal_column("0"))).where(same).with_for_update()
-        return self.adapter.rows.execute(session, self.spec, self.adapter.rows.by_key(self.spec, told)).scalar() == 0
+        return (
+            self.adapter.rows.execute(self.session, self.spec, self.adapter.rows.by_key(self.spec, told)).scalar() == 0
+        )
 
 
 def _key_of(row: Row, by: UniqueBy) -> _Key:

@@ -502,14 +502,9 @@ def _enqueue_rows(
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
-            conflicts = Conflicts(
-                adapter,
-                spec,
-                on_conflict=options.on_conflict,
-                version=options.version_in(spec),
-                scope=scope_of(session, spec),
-            )
-            (conflicts.update if stored else conflicts.enqueue)(session, rows, fixed)
+            version, scope = options.version_in(spec), scope_of(session, spec)
+            conflicts = Conflicts(adapter, session, spec, options.on_conflict, version, scope)
+            (conflicts.update if stored else conflicts.enqueue)(rows, fixed)
 
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:

@@ -128,8 +128,8 @@ def keyed() -> Iterator[tuple[str, Call]]:
 def _enqueue_late(session: QueueSession) -> None:
     """Send the query that follows an update which has changed no row."""
     spec, adapter = Listing.__queue_spec__, adapter_for(session.get_bind().dialect)
-    conflicts = Conflicts(adapter, spec, on_conflict="replace", version=spec.table.c.version, scope=())
-    conflicts._is_late(session, Listing.id == 7, Listing.version < 7)
+    conflicts = Conflicts(adapter, session, spec, on_conflict="replace", version=spec.table.c.version, scope=())
+    conflicts._is_late(Listing.id == 7, Listing.version < 7)
 
 
 def staged() -> Iterator[tuple[str, Call]]:
