@@ -121,12 +121,12 @@ def test_errors(db: Database) -> None:
     ):
         when = PAST + timedelta(days=number)
         row = {"error": text, "status": status, "claimed_at": when, "available_at": FUTURE}
-        db.insert(Seat, [{"line": text, "number": -number, **row}])
-    db.insert(Seat, [{"line": "c", "number": 9}])
+        db.insert(Seat, [{"line": "abcd"[number - 1], "number": -number, **row}])
+    db.insert(Seat, [{"line": "e", "number": 9}])
     with db.begin() as session:
         first, second = session.errors(Seat)
         (only,) = session.errors(Seat, Seat.status == "retryable")
-    assert (first.message, first.count, first.example) == ("b", 2, ("b", -2))
+    assert (first.message, first.count, first.example) == ("b", 2, ("c", -3))
     assert (first.first_seen, first.last_seen) == (PAST + timedelta(days=2), PAST + timedelta(days=3))
     assert (second.message, second.count, second.example, only.message) == ("a", 1, ("a", -1), "a")
 
