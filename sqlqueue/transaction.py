@@ -398,6 +398,8 @@ class Access(Enum):
     """The operation waits for none of them."""
     CHANGE = auto()
     """The operation may wait for some of them."""
+    SETTLE = auto()
+    """Like :attr:`READ`; like :attr:`CHANGE` for queues with limits, because freeing slots needs the latest rows."""
     SKIP = auto()
     """The operation locks rows, and skips those that others have locked."""
     CLAIM = auto()
@@ -440,7 +442,8 @@ def _begin(session: Session, spec: QueueSpec, access: Access, bind: Engine | Con
     if access in _LOADING:
         check_engine(session, spec, spec.selecting)
     connections = adapter_for(bind.dialect).connections
-    if access is not Access.READ and fresh and connections.level(bind.engine) != READ_COMMITTED:
+    reads = access is Access.READ or (access is Access.SETTLE and not spec.is_limited)
+    if not reads and fresh and connections.level(bind.engine) != READ_COMMITTED:
         with wrapping(bind.dialect):
             _begin_read_committed(session, spec)
     connection = session.connection(spec.bind_arguments)

@@ -64,11 +64,12 @@ class Settlement:
     """How the attempts end, as the history records it; ``None`` if the claims continue."""
     status: Status | None = None
     """The status of tasks that do not go on to a next stage or run; of a failure, the one before the last attempt."""
-    shows: Callable[[Fence, Shown], Shown | None] = lambda fence, shown: None
+    shows: Callable[[QueueSpec, Shown], Shown | None] = lambda spec, shown: None
     """Returns what changes in an instance that shows these values, with the number of the attempt, by role.
 
-    ``UNKNOWN`` stands for values that only the database knows; ``None`` if those are all.  A task that was enqueued
-    again while it ran is not recognized.
+    ``UNKNOWN`` stands for values that only the database knows; ``None`` if those are all.  Not among them is the claim,
+    which the settlement of one with ``lease=None`` writes as well.  A task that was enqueued again while it ran is not
+    recognized.
     """
 
 
@@ -111,10 +112,10 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
         )
         return going_on | gone | finish
 
-    def shows(fence: Fence, shown: Shown) -> Shown | None:
-        if "attempts_before" in fence.spec.columns:
+    def shows(spec: QueueSpec, shown: Shown) -> Shown | None:
+        if "attempts_before" in spec.columns:
             return None  # it may have a next stage or run
-        final = _final(fence, shown, Status.COMPLETED)
+        final = _final(spec, shown, Status.COMPLETED)
         return final if result is None else final | {"result": UNKNOWN}  # as JSON returns it
 
     return Settlement(write=write, record=_COMPLETED, status=Status.COMPLETED, shows=shows)
@@ -168,19 +169,17 @@ def failed(
         values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], error)]
         return going_on | fenced.write(values)
 
-    def shows(fence: Fence, shown: Shown) -> Shown | None:
-        spec = fence.spec
+    def shows(spec: QueueSpec, shown: Shown) -> Shown | None:
         if "max_attempts" not in shown:
             return None
         gives_up = retry_in is None and policy_for(spec.options.retry, cause) is None
         if not gives_up and shown["attempt"] < shown["max_attempts"]:
-            waiting = {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": error}
-            return waiting | _locked_claim(fence, shown)
+            return {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": error}
         if spec.recurs:
             return None
         # a failure after the last attempt clears the suspicion, which giving up at once does not
         crashes = {} if gives_up else {"crashes": 0}
-        return _final(fence, shown, Status.DISCARDED) | {"error": error} | crashes
+        return _final(spec, shown, Status.DISCARDED) | {"error": error} | crashes
 
     record = AttemptRecord(AttemptOutcome.FAILED, error, traceback)
     return Settlement(write=write, record=record, status=Status.RETRYABLE, shows=shows)
@@ -209,7 +208,7 @@ def discarded(error: str, *, traceback: Traceback = None) -> Settlement:
         write=_update(lambda fence: finish_assignments(fence, Status.DISCARDED, error=error)),
         record=AttemptRecord(AttemptOutcome.DISCARDED, error, traceback),
         status=Status.DISCARDED,
-        shows=lambda fence, shown: _final(fence, shown, Status.DISCARDED) | {"error": error},
+        shows=lambda spec, shown: _final(spec, shown, Status.DISCARDED) | {"error": error},
     )
 
 
@@ -225,7 +224,7 @@ def discarded_after_crashes(error: str) -> Settlement:
         discarding,
         write=write,
         record=AttemptRecord(AttemptOutcome.CRASHED, error),
-        shows=lambda fence, shown: None if fence.spec.recurs else discarding.shows(fence, shown),
+        shows=lambda spec, shown: None if spec.recurs else discarding.shows(spec, shown),
     )
 
 
@@ -233,29 +232,20 @@ CANCELLED = Settlement(
     write=_update(lambda fence: finish_assignments(fence, Status.CANCELLED), key="cancelled"),
     record=AttemptRecord(AttemptOutcome.CANCELLED),
     status=Status.CANCELLED,
-    shows=lambda fence, shown: _final(fence, shown, Status.CANCELLED),
+    shows=lambda spec, shown: _final(spec, shown, Status.CANCELLED),
 )
 """Cancels tasks."""
 
 
-def _final(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
+def _final(spec: QueueSpec, shown: Shown, status: Status) -> dict[str, Any]:
     """Return what instances of tasks that become final show."""
     final: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "finished_at": UNKNOWN}
-    final |= _locked_claim(fence, shown)
     if status is not Status.DISCARDED:
         final["crashes"] = 0
-    if fence.spec.has_unique_keys:
+    if spec.has_unique_keys:
         key = shown.get("unique_key", UNKNOWN)
         final |= {"unique_key": None, "former_key": shown.get("former_key", UNKNOWN) if key is None else key}
     return final
-
-
-def _locked_claim(fence: Fence, shown: Shown) -> dict[str, Any]:
-    """Return the values of a claim with ``lease=None``, which its settlement writes."""
-    if fence.locked_by is None:
-        return {}
-    planned = {"scheduled_for": UNKNOWN} if fence.spec.recurs else {}
-    return {"claimed_by": fence.locked_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
 
 
 def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
@@ -265,8 +255,8 @@ def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
         back = release_assignments(fence, delay)
         return back if error is None else [*back, (fence.spec["error"], error)]
 
-    def shows(fence: Fence, shown: Shown) -> Shown:
-        back = _handed_back(fence, shown, Status.SCHEDULED)
+    def shows(spec: QueueSpec, shown: Shown) -> Shown:
+        back = _handed_back(shown, Status.SCHEDULED)
         return back if error is None else back | {"error": error}
 
     record = AttemptRecord(AttemptOutcome.SNOOZED, error)
@@ -280,7 +270,7 @@ def _released(assignments: Callable[[Fence], Sequence[Assignment]], key: str) ->
 
 RELEASED = replace(
     _released(lambda fence: release_assignments(fence, None), "released"),
-    shows=lambda fence, shown: _handed_back(fence, shown, Status.AVAILABLE),
+    shows=lambda spec, shown: _handed_back(shown, Status.AVAILABLE),
 )
 """Returns tasks unfinished, without counting the attempt."""
 RETURNED = _released(lambda fence: return_assignments(fence, fence.spec["crashes"]), "returned")
@@ -289,11 +279,10 @@ CLEARED = _released(lambda fence: return_assignments(fence, fence.spec["crashes"
 """Releases suspects whose process did not crash, or not because of them: takes back :data:`CRASH_COUNTED`."""
 
 
-def _handed_back(fence: Fence, shown: Shown, status: Status) -> dict[str, Any]:
-    back: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "crashes": 0}
+def _handed_back(shown: Shown, status: Status) -> dict[str, Any]:
     budget = min(shown["max_attempts"] + 1, LARGEST) if "max_attempts" in shown else UNKNOWN
-    claim = {"claimed_by": None, "claimed_at": None} if fence.locked_by is None else _locked_claim(fence, shown)
-    return back | {"max_attempts": budget} | claim
+    claim = {"claimed_by": None, "claimed_at": None}
+    return {"status": status.value, "available_at": UNKNOWN, "crashes": 0, "max_attempts": budget, **claim}
 
 
 def released_after_crash(error: str) -> Settlement:
@@ -332,7 +321,7 @@ def extended(lease: timedelta | None) -> Settlement:
             kept -= {claim.identity for claim in slots.extend(mine, until, waits=fenced.fence.waits)}
         return kept
 
-    return Settlement(write=write, shows=lambda fence, shown: {"available_at": UNKNOWN})
+    return Settlement(write=write, shows=lambda spec, shown: {"available_at": UNKNOWN})
 
 
 # -- settles claims. Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them -------------------
@@ -498,7 +487,7 @@ def _settle_with_error(
     if f"{text}{traceback}".isascii():
         lost = _settle_held(session, held_claims, settlement)
     else:
-        adapter = _open(session, spec)
+        adapter = open_(session, spec, Access.SETTLE)
         connection = session.connection(spec.bind_arguments)
         # to release the outermost savepoint would commit on SQLite
         adapter.connections.begin_to_claim(connection, spec, fresh=False)
@@ -532,7 +521,7 @@ def _settle_held(
     if settlement.record is None and any(held.locked_by for held, _ in held_claims):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(held_claims[0][0].claim.entity)
-    adapter = _open(session, spec, waits=waits)
+    adapter = open_(session, spec, Access.SETTLE if waits else Access.SKIP)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for held, _ in held_claims:
@@ -547,12 +536,6 @@ def _settle_held(
     if held_claims and _makes_claimable(session, adapter, spec, held_claims, settlement):
         announce(session, spec)
     return lost
-
-
-def _open(session: Session, spec: QueueSpec, *, waits: bool = True) -> Adapter:
-    # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
-    meets = Access.CHANGE if spec.is_limited else Access.READ
-    return open_(session, spec, meets if waits else Access.SKIP)
 
 
 def _apply(
@@ -620,11 +603,14 @@ def _note(session: Session, held_claims: HeldClaims, settlement: Settlement) -> 
 def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
     spec, shown = spec_of(held.claim.entity), instance_state(task).dict
     values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
-    fence = Fence(spec=spec, locked_by=held.locked_by)
-    changes = settlement.shows(fence, {**values, "attempt": held.claim.attempt})
+    changes = settlement.shows(spec, {**values, "attempt": held.claim.attempt})
     if changes is None:
-        session.expire(task, _written(spec, locked=fence.locked_by is not None))
+        session.expire(task, _written(spec, locked=held.locked_by is not None))
         return
+    if held.locked_by is not None:  # the settlement writes the claim as well
+        planned = {"scheduled_for": UNKNOWN} if spec.recurs else {}
+        claim = {"claimed_by": held.locked_by, "claimed_at": UNKNOWN, "attempt": held.claim.attempt}
+        changes = {**changes, **claim, **planned}
     unknown = [*_generated(spec), *_of_other_kinds(spec)]
     for role, value in changes.items():
         if value is UNKNOWN:
