@@ -1,6 +1,6 @@
 """What the package uses that is private in SQLAlchemy and in Python: each has a test that shows what it does.
 
-Adapters use private attributes of their drivers, and of statements that they compile, in the modules of their engines.
+Adapters use private attributes of their drivers in the modules of their engines; ``tests/drivers`` has tests of them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from traceback import TracebackException
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ExecutableDDLElement, FromClause, Index, MetaData, Table
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Dialect,
+    ExecutableDDLElement,
+    FromClause,
+    Index,
+    MetaData,
+    Table,
+    Update,
+)
 from sqlalchemy.orm import Mapper, Session
 from sqlalchemy.sql.base import Executable, ExecutableOption
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
+from sqlalchemy.util import immutabledict
 
 
 def is_flushing(session: Session) -> bool:
@@ -30,6 +42,29 @@ def tables_in(expression: ColumnElement[Any]) -> set[FromClause]:
 def options_of(statement: Executable) -> Sequence[ExecutableOption]:
     """Return the options that ``statement`` was given with ``options()``."""
     return statement._with_options
+
+
+def configured_level(dialect: Dialect) -> str | None:
+    """Return the ``isolation_level`` that ``create_engine`` was given."""
+    level: str | None = getattr(dialect, "_on_connect_isolation_level", None)
+    return level
+
+
+def criteria_of(statement: Update | Delete) -> Sequence[ColumnElement[Any]]:
+    """Return the criteria that ``statement`` was given with ``where()``."""
+    return statement._where_criteria
+
+
+def hints_of(statement: Update | Delete) -> Sequence[str]:
+    """Return the hints that ``statement`` was given with ``with_hint()``."""
+    return list(statement._hints.values())
+
+
+def without_criteria(statement: Update | Delete) -> Update | Delete:
+    """Return a copy of ``statement`` without its criteria and hints."""
+    bare = statement._clone()
+    bare._where_criteria, bare._hints = (), immutabledict()
+    return bare
 
 
 def entity_criteria(options: Iterable[ExecutableOption], mapper: Mapper[Any]) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, Operationa
 from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError, SQLQueueError, SQLQueueWarning, UnsupportedIsolationError
+from .._support.private import configured_level
 from .._support.processes import is_local
 from ..queue.spec import Finding, QueueSpec, Severity
 from .naming import Product
@@ -217,7 +218,7 @@ class Connections(ABC):
     def chosen_level(self, source: Engine | Connection) -> str | None:
         """Return the isolation level that the application has configured."""
         options = source.get_execution_options()
-        return options.get("isolation_level") or getattr(source.dialect, "_on_connect_isolation_level", None)
+        return options.get("isolation_level") or configured_level(source.dialect)
 
     def present_level(self, connection: Connection) -> str | None:
         """Return the isolation level at which a claim on this connection would run now."""

@@ -43,6 +43,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.util import ClauseAdapter
 from sqlalchemy.types import TypeEngine
 
+from .._support.private import criteria_of, hints_of, without_criteria
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql import Assignment, KeyText, Pick, UTCDateTime
 from .base import Adapter
@@ -118,13 +119,11 @@ class SeekingDelete(Delete):
 @compiles(SeekingUpdate, "mssql")
 @compiles(SeekingDelete, "mssql")
 def _compile_with_from(statement: Any, compiler: Any, **kw: Any) -> str:
-    found: Select[Any] = select(literal_column("1")).select_from(statement.table).where(*statement._where_criteria)
-    for hints in statement._hints.values():
+    found: Select[Any] = select(literal_column("1")).select_from(statement.table).where(*criteria_of(statement))
+    for hints in hints_of(statement):
         found = found.with_hint(statement.table, hints)
-    bare = statement._clone()
-    bare._where_criteria, bare._hints = (), {}
     visit = compiler.visit_update if statement.is_update else compiler.visit_delete
-    text = visit(bare, **kw)
+    text = visit(without_criteria(statement), **kw)
     compiler.stack.append({"correlate_froms": set(), "asfrom_froms": set(), "selectable": statement})
     rows = compiler.process(found, **kw).removeprefix("SELECT 1 ")
     compiler.stack.pop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from sqlalchemy import URL, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.connections import Connections
 from tests.drivers.cases import ODBC, ODBC_ASYNC, url_of
 from tests.drivers.tds import GREETINGS, FakeServer
 from tests.support.harness import Database
@@ -20,18 +18,13 @@ from tests.support.harness import Database
 DRIVERS = {"asyncpg": "postgresql", "aiomysql": "mysql", "asyncmy": "mysql"}
 
 
-async def asked(url: URL, ask: Callable[[Connections, Any], Any], **options: Any) -> Any:
-    """Return the result of ``ask`` for the connections of an engine and a connection of its driver."""
+async def advised(url: URL, **options: Any) -> Any:
     engine = create_async_engine(url, **options)
     async with engine.connect() as connection:
         raw = await connection.get_raw_connection()
-        found = ask(adapter_for(engine.dialect).connections, raw.driver_connection)
+        advice = adapter_for(engine.dialect).connections.driver_advice(raw.driver_connection)
     await engine.dispose()
-    return found
-
-
-async def advised(url: URL, **options: Any) -> Any:
-    return await asked(url, lambda connections, driver: connections.driver_advice(driver), **options)
+    return advice
 
 
 @pytest.fixture(params=DRIVERS)
@@ -51,11 +44,6 @@ def test_asynchronous_drivers(asynchronous: URL) -> None:
     options = re.search(r"create_async_engine\(\.\.\., connect_args=({.*?})\)", advice)
     assert options is not None
     assert asyncio.run(advised(asynchronous, connect_args=eval(options[1]))) is None
-
-
-@pytest.mark.requires("container")
-def test_the_sockets_of_asynchronous_drivers_are_found(asynchronous: URL) -> None:
-    assert asyncio.run(asked(asynchronous, lambda connections, driver: connections.descriptor(driver))) is not None
 
 
 def test_pyodbc() -> None:
