@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,10 +28,6 @@ def claim(db: Database, *where: Any, limit: int = 100) -> list[Claim]:
 def held(db: Database) -> int:
     """Return the number of slots that are held."""
     return count(db, Slot, Slot.status == "running")
-
-
-def complete(db: Database, claims: Sequence[Claim]) -> None:
-    db.committed.complete(claims)
 
 
 def set_limit(db: Database, limit: int, key: str = "a") -> None:

@@ -12,11 +12,10 @@ from tests.support.harness import Database
 from tests.support.models import Document, Letter, Order, Seat, Spool
 from tests.support.rows import FUTURE, PAST, clock, load, load_all
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 FINAL = ["completed", "cancelled", "discarded"]
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
 def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
     db.insert(Document, [{"id": "a"}])
@@ -29,6 +28,7 @@ def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
     db.committed.enqueue(Document(id="b"))
 
 
+@pytest.mark.asyncio_everywhere
 def test_other_violations_are_not_duplicates(db: Database) -> None:
     with pytest.raises(DBAPIError):
         db.session().enqueue(Letter, [{"recipient": None}])

@@ -18,7 +18,7 @@ from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, Queu
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
-from tests.suite.limited import claim, complete, held, locks_rows, set_limit, visits
+from tests.suite.limited import claim, held, locks_rows, set_limit, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.suite.simultaneous import concurrently
 from tests.support.harness import Actor, Database
@@ -194,7 +194,7 @@ def test_slots_of_the_dead_come_back_with_their_leases(db: Database) -> None:
     end_leases(db, Slot)
     again = claim(db)
     assert [each.attempt for each in again] == [1, 2]  # available tasks come before due ones
-    complete(db, again)
+    db.committed.complete(again)
     with db.begin() as actor, pytest.raises(ClaimLostError):
         actor.complete([each for each in dead if each.identity == again[1].identity])
     assert len(claim(db)) == 1
@@ -227,12 +227,12 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     set_limit(db, 2)
     assert db.session().limits(Visit) == [Limit("a", limit=2, running=4)]
     for done, allowed in ((-1, 0), (0, 0), (0, 1)):  # at first, more run than allowed
-        complete(db, [running.pop(done)])
+        db.committed.complete([running.pop(done)])
         more = claim(db)
         assert len(more) == allowed
         running += more
     set_limit(db, 0)
-    complete(db, running)
+    db.committed.complete(running)
     assert claim(db) == []
     assert db.session().limits(Visit) == [Limit("a", limit=0, running=0)]
     set_limit(db, 3)
