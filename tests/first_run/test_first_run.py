@@ -47,7 +47,7 @@ def lab(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> Any:
 # -- experiments -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_keys(lab: Lab) -> None:
     EXPERIMENTS["named"](lab)
     answers = [each for each in lab.learned if " of 20 tasks: " in each]
@@ -58,7 +58,7 @@ def test_keys(lab: Lab) -> None:
     assert len(lab.learned) == 4  # also with an empty queue, for which the statements are planned first
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_rows_that_are_not_returned(lab: Lab) -> None:
     said: list[str] = []
     EXPERIMENTS["rejected"](replace(lab, say=said.append))
@@ -71,7 +71,7 @@ def test_rows_that_are_not_returned(lab: Lab) -> None:
     assert lab.learned[-1] == "a rollback to a savepoint: no lock of a row is shown"
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_composite_keys(lab: Lab) -> None:
     said: list[str] = []
     written = "SELECT 'seat', 'KEY', 'X', count(*) FROM seat WHERE status = 'completed'"
@@ -83,7 +83,7 @@ def test_composite_keys(lab: Lab) -> None:
     assert all(each.endswith("another session gets 5 of 5 others") for each in lab.learned)
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_optimized_locking(lab: Lab) -> None:
     EXPERIMENTS["optimized"](lab)
     assert lab.learned == ["this server has no optimized locking: use SQL Server 2025 or Azure SQL Database"]
@@ -104,13 +104,13 @@ def test_optimized_locking(lab: Lab) -> None:
     assert "  SELECT 3" not in said
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_many_sessions(lab: Lab) -> None:
     EXPERIMENTS["crowded"](lab)
     assert lab.learned == ["5 of 5 sessions got a task each"]
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_sessions_that_wait(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another session has locked the whole table; it lets go only after the patience of the experiment has ended."""
     monkeypatch.setattr(experiments, "PATIENCE", 0)
@@ -119,13 +119,13 @@ def test_sessions_that_wait(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "waited, for enq: TX - allocate ITL entry" in lab.learned[0]
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_the_order_of_messages(lab: Lab) -> None:
     EXPERIMENTS["ordered"](lab)
     assert lab.learned == ["a claim from two topics, of 20: reads no index or table as a whole"]
 
 
-@pytest.mark.requires("locks_rows")
+@pytest.mark.requires("locks_rows", "partial_indexes")
 def test_copies_of_rows(lab: Lab) -> None:
     keys = lab.fill(Task, 2_500)
     with lab.engine.connect() as connection:

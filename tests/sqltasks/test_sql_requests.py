@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError
 from sqlqueue.dialects.connections import StatementResult
-from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
+from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler, execution
 from sqlqueue.sqltasks.execution import RequestExecutor, Watchdog, response
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
@@ -199,6 +199,13 @@ def test_timeouts_that_are_invalid_or_beyond_all_limits() -> None:
         assert '"rows":[[1]]' in only.execute("SELECT 1", user=None, timeout=timeout)
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "PAUSE", 0.01)
+    monkeypatch.setattr(execution, "CLOSING", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_the_watchdog_cancels_until_the_statement_ends() -> None:
     """It cancels repeatedly until the block is left, then has the server close the connection, and then closes it."""
     tries: list[bool] = []
@@ -213,6 +220,7 @@ def test_the_watchdog_cancels_until_the_statement_ends() -> None:
     assert tries[-1] is True
 
 
+@pytest.mark.usefixtures("hasty")
 def test_the_watchdog_ends_although_the_server_does_not_respond() -> None:
     closed, never = Event(), Event()
     watchdog = Watchdog(timedelta(milliseconds=1))
