@@ -21,7 +21,7 @@ from ..operations import PastAttempt, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
-from ..queue.spec import Criterion, Identity, QueueSpec
+from ..queue.spec import Identity, QueueSpec
 from ..sql import utcnow
 from ._options import AsJson, Filters, Queues, order
 from ._output import GAP, plain, print_json, print_table, say, width
@@ -168,13 +168,11 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     spec = queues.only
-    found, now = queues.transact(lambda session: _one(session, spec, [spec.key(identity(spec, key))]))
-    past = queues.transact(lambda session: _past(session, spec, identity(spec, key))) if found else None
+    facts, past, now = queues.transact(lambda session: _whole(session, spec, identity(spec, key)))
     if as_json:
         kept = {} if past is None else {"history": [asdict(each) for each in past]}
-        print_json(found[0] | kept if found else None)
-    elif found:
-        (facts,) = found
+        print_json(None if facts is None else facts | kept)
+    elif facts is not None:
         own = facts.pop("columns")
         facts["lease"] = _lease(facts, now)
         shown = {name: each if name == "error" else plain(each, lines=False) for name, each in (facts | own).items()}
@@ -221,16 +219,17 @@ def _reason(reason: Reason) -> dict[str, Any]:
     return {**asdict(reason), "cause": reason.cause.value, "holders": holders, "estimate": estimate}
 
 
-def _one(session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> tuple[list[dict[str, Any]], datetime]:
-    found = [_facts(spec, task) for task in find_all(session, spec.entity, *where)]
-    return found, session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
-
-
-def _past(session: Session, spec: QueueSpec, key: Identity) -> list[PastAttempt] | None:
-    """Return the finished attempts at a task; ``None`` if the application does not keep them."""
-    if history_of(spec.table.metadata) is None:
-        return None
-    return operations.history(session, Claim(spec.entity, key, attempt=0))
+def _whole(
+    session: Session, spec: QueueSpec, key: Identity
+) -> tuple[dict[str, Any] | None, list[PastAttempt] | None, datetime]:
+    """Return a task, the finished attempts at it if the application keeps them, and the database's time."""
+    tasks = find_all(session, spec.entity, spec.key(key))
+    now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    if not tasks:
+        return None, None, now
+    has_history = history_of(spec.table.metadata) is not None
+    past = operations.history(session, Claim(spec.entity, key, attempt=0)) if has_history else None
+    return _facts(spec, tasks[0]), past, now
 
 
 def _print_past(past: Sequence[PastAttempt]) -> None:
