@@ -19,7 +19,7 @@ from ..diagnostics.check import Target
 from ..operations import WorkerInfo
 from ..operations.paging import SCAN
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
-from .requests import Query, RequestedAction, checked, permitted, requested_action
+from .requests import Query, RequestedAction, permitted, requested_action
 from .site import CAP, Change, links_of, respond, site_of, viewer_of
 
 # -- actions on queues and tasks: each is confirmed, checked for permission, logged, and carried out ------------------
@@ -69,7 +69,7 @@ async def stop(request: Request) -> Response:
 
 
 async def _change_tasks(request: Request, what: RequestedAction) -> Response:
-    site, viewer, where = site_of(request), viewer_of(request), checked(what)
+    site, viewer, where = site_of(request), viewer_of(request), what.criteria
     number, _, is_capped = await _counted(request, what)
     change = Change(what=_action_text(what), by=viewer, total=None if is_capped else number)
     batches = partial(what.change.in_batches, spec=what.spec, where=where)
@@ -79,7 +79,7 @@ async def _change_tasks(request: Request, what: RequestedAction) -> Response:
 
 async def _counted(request: Request, what: RequestedAction) -> tuple[int, list[tuple[str, int]], bool]:
     """Return how many tasks would be changed, by state, and whether counting stopped at the cap."""
-    site, spec, change, where = site_of(request), what.spec, what.change, checked(what)
+    site, spec, change, where = site_of(request), what.spec, what.change, what.criteria
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
         scan = None if what.keys else SCAN  # keys are found by the primary key
@@ -102,7 +102,7 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
         case Action.SET_LIMIT:
             number = whole_number(what.text("limit"))
             return lambda session: operations.set_limit(session, entity, key, number)
-    where, schedule = checked(what), what.text("schedule") or None
+    where, schedule = what.criteria, what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")
     return lambda session: operations.reschedule(session, entity, *where, schedule=schedule)

@@ -50,12 +50,13 @@ class RequestedAction:
 
     @property
     def criteria(self) -> list[Criterion]:
-        """The criteria of the tasks."""
-        if not self.keys:
-            state = self.filter.state
-            in_state = [] if state is None else [in_states(self.spec, [state], hung=False)]
-            return [*self.filter.criteria(self.spec), *in_state]
-        return [of_keys(self.spec, self.keys)]
+        """The criteria of the tasks; 400 if they are invalid."""
+        state = self.filter.state
+        in_state = [] if state is None else [in_states(self.spec, [state], hung=False)]
+        try:
+            return [of_keys(self.spec, self.keys)] if self.keys else [*self.filter.criteria(self.spec), *in_state]
+        except ArgumentError as error:
+            raise HTTPException(400, str(error)) from error
 
     @property
     def change(self) -> MassChange:
@@ -91,14 +92,6 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
         raise HTTPException(400, f"Select at most {MAX_KEYS} tasks, or all that match a filter.")
     chosen = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
     return RequestedAction(action=action, spec=spec, filter=chosen, keys=keys, texts=fields)
-
-
-def checked(what: RequestedAction) -> list[Criterion]:
-    """Return the criteria of the tasks; 400 if they are invalid."""
-    try:
-        return what.criteria
-    except ArgumentError as error:
-        raise HTTPException(400, str(error)) from error
 
 
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------

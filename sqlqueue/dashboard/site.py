@@ -221,22 +221,20 @@ def viewer_of(request: Request) -> Viewer:
     return viewer
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Paths below the prefix at which the dashboard is mounted, without a host: the Host header is not trusted."""
+def links_of(request: Request) -> Callable[..., str]:
+    """Return a function that makes paths below the prefix at which the request's dashboard is mounted.
 
-    root: str
+    Without a host: the Host header is not trusted.
+    """
+    root = request.scope.get("root_path", "").rstrip("/")
 
-    def __call__(self, *parts: str, **query: str | Sequence[str] | None) -> str:
+    def link(*parts: str, **query: str | Sequence[str] | None) -> str:
         """Return the path of these parts, with the non-empty parameters as its query."""
-        path = "/".join([self.root, *(quote(part, safe="") for part in parts)]) if parts else f"{self.root}/"
+        path = "/".join([root, *(quote(part, safe="") for part in parts)]) if parts else f"{root}/"
         given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
         return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
-
-def links_of(request: Request) -> Links:
-    """Return the links of a request's dashboard."""
-    return Links(request.scope.get("root_path", "").rstrip("/"))
+    return link
 
 
 def respond(request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
