@@ -136,21 +136,19 @@ def claim_messages(
     if lease is not None:
         duration("lease", lease)
     session = session_of(session)
-    scoped = within(session, spec, where)
-    adapter = open_(session, spec, Access.CLAIM)
-    query = _MessageQuery(spec, scoped, limit)
-    lines, mine = _locked_lines(session, adapter, query)
-    token = new_token()
-    writing = claim_assignments(spec, claimed_by or claimer_name(), lease or spec.options.lease, token)
-    crashed = _abandoned(session, adapter, spec, mine)
-    taken = _take(session, adapter, query, mine, writing)
-    record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)
+    claim = _MessageClaim(session, spec, where, limit)
+    lines, mine = claim.lock_lines()
+    writing = claim_assignments(spec, claimed_by or claimer_name(), lease or spec.options.lease, new_token())
+    crashed = claim.abandoned(mine)
+    taken = claim.write(mine, writing)
+    record(claim.adapter, session, [each for each in crashed if each.identity in taken], ABANDONED)
     unreadable: list[Unreadable] = []
-    messages = adapter.rows.load(session, spec, _without_gaps(lines, taken), unreadable=unreadable)
-    _remember(session, messages)
+    messages = claim.adapter.rows.load(session, spec, _without_gaps(lines, taken), unreadable=unreadable)
+    holds = [(instance_state(each), HeldClaim(claim_in(each))) for each in messages]
+    ledger_of(session).remember(session, holds)
     if not unreadable:
         return messages
-    set_aside(adapter, session, spec, unreadable, claimed=True)
+    set_aside(claim.adapter, session, spec, unreadable, claimed=True)
     # those that follow one of these in its key must wait for it
     ready = set(_without_gaps(lines, taken - {each.identity for each in unreadable}))
     settle_some(session, [each for each in messages if spec.identity_of(each) not in ready], RETURNED)
@@ -165,109 +163,96 @@ def outbox_of(entity: type[Any]) -> QueueSpec:
     return spec
 
 
-class _MessageQuery(NamedTuple):
-    spec: QueueSpec
-    where: Sequence[Where]
-    limit: int
+class _MessageClaim:
+    """The steps of one call of :func:`claim_messages`."""
 
-    @property
-    def claimable(self) -> Criterion:
+    def __init__(self, session: Session, spec: QueueSpec, where: Sequence[Where], limit: int) -> None:
+        self._session = session
+        self._spec = spec
+        self._limit = limit
+        self._steps = picks(spec, within(session, spec, where), ())
+        self.adapter = open_(session, spec, Access.CLAIM)
+        self._rows = self.adapter.rows
+        first, *_ = found = [step(1) for step in self._steps]
+        self._claimable = and_(or_(*(and_(*pick.state) for pick in found)), *first.where)
         """The criterion for messages that may be claimed now, regardless of their place in the order."""
-        steps = [step(1) for step in picks(self.spec, self.where, ())]
-        return and_(or_(*(and_(*step.state) for step in steps)), *steps[0].where)
 
+    def lock_lines(self) -> tuple[list[list[Identity]], list[Identity]]:
+        """Lock messages; return those found for each key, and those that are locked, without gaps.
 
-def _locked_lines(
-    session: Session, adapter: Adapter, query: _MessageQuery
-) -> tuple[list[list[Identity]], list[Identity]]:
-    """Lock messages; return those found for each key, and those that are locked, without gaps.
+        The first of a key is locked before those that follow it, which are not locked if another claim holds the first.
+        Keys that others are claiming at the moment are replaced by the next ones.
+        """
+        lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
+        while room := self._limit - len(mine):
+            heads = self._heads(room, passed)
+            free |= self._lock([head.identity for head in heads])
+            ours = [head for head in heads if head.identity in free]
+            some = self._followed(ours, room - len(heads))
+            lines += some
+            free |= self._lock([identity for line in some for identity in line[1:]])
+            mine = _without_gaps(lines, free)
+            if len(heads) < room or len(ours) == len(heads):
+                break
+            passed += [head.identity for head in heads]
+        return lines, mine
 
-    The first of a key is locked before those that follow it, which are not locked if another claim holds the first.
-    Keys that others are claiming at the moment are replaced by the next ones.
-    """
-    lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
-    while room := query.limit - len(mine):
-        heads = _heads(session, adapter, query._replace(limit=room), passed)
-        free |= _lock(session, adapter, query, [head.identity for head in heads])
-        ours = [head for head in heads if head.identity in free]
-        some = _followed(session, adapter, query.spec, ours, room - len(heads))
-        lines += some
-        free |= _lock(session, adapter, query, [identity for line in some for identity in line[1:]])
-        mine = _without_gaps(lines, free)
-        if len(heads) < room or len(ours) == len(heads):
-            break
-        passed += [head.identity for head in heads]
-    return lines, mine
+    def _heads(self, limit: int, passed: Sequence[Identity]) -> list[Head]:
+        heads = list[Head]()
+        for near in (NEAR, None):
+            for step in self._steps:
+                if room := limit - len(heads):
+                    pick = step(room).without(self._rows.key_in(self._spec, passed)) if passed else step(room)
+                    found: Iterable[Any] = self._execute(first_of(self.adapter, pick, near))
+                    heads += [Head(tuple(key), message_key) for message_key, *key in found]
+            if heads:
+                break
+        return heads
 
+    def _followed(self, heads: Sequence[Head], room: int) -> list[list[Identity]]:
+        """Return each head with its followers, at most ``room`` of these."""
+        lines = [[head.identity] for head in heads]
+        keyed = [number for number, head in enumerate(heads) if head.message_key is not None][:LINES]
+        if room and keyed:
+            share = -(-room // len(keyed))
+            found = self._execute(followers_of(self._spec, {number: heads[number] for number in keyed}, share))
+            for number, *key in found:
+                if room:
+                    lines[number].append(tuple(key))
+                    room -= 1
+        return lines
 
-def _heads(session: Session, adapter: Adapter, query: _MessageQuery, passed: Sequence[Identity]) -> list[Head]:
-    spec, heads = query.spec, list[Head]()
-    for near in (NEAR, None):
-        for step in picks(spec, query.where, ()):
-            if room := query.limit - len(heads):
-                pick = step(room).without(adapter.rows.key_in(spec, passed)) if passed else step(room)
-                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(adapter, pick, near))
-                heads += [Head(tuple(key), message_key) for message_key, *key in rows]
-        if heads:
-            break
-    return heads
+    def _lock(self, identities: Sequence[Identity]) -> set[Identity]:
+        """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
+        found: set[Identity] = set()
+        for some in self._rows.batches(self._spec, identities):
+            state = (self._rows.key_in(self._spec, some), self._claimable)
+            named = Pick(spec=self._spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
+            found.update(self._rows.lock(self._session, named))
+        return found
 
+    def write(self, identities: Sequence[Identity], assignments: Sequence[Assignment]) -> set[Identity]:
+        """Write the claims and return the keys written.  The criterion is repeated, since not all engines recheck
+        it."""
+        found: set[Identity] = set()
+        for some in self._rows.batches(self._spec, identities):
+            taken = write(self._spec, and_(self._rows.key_in(self._spec, some), self._claimable), assignments)
+            found |= self._rows.change(self._session, self._spec, taken, some)
+        return found
 
-def _followed(
-    session: Session, adapter: Adapter, spec: QueueSpec, heads: Sequence[Head], room: int
-) -> list[list[Identity]]:
-    """Return each head with its followers, at most ``room`` of these."""
-    lines = [[head.identity] for head in heads]
-    keyed = [number for number, head in enumerate(heads) if head.message_key is not None][:LINES]
-    if room and keyed:
-        asked = followers_of(spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
-        rows: Iterable[Any] = adapter.rows.execute(session, spec, asked)
-        for number, *key in rows:
-            if room:
-                lines[number].append(tuple(key))
-                room -= 1
-    return lines
+    def abandoned(self, locked: Sequence[Identity]) -> list[Claim]:
+        """Return the claims of relays that have crashed, for the history: afterwards the rows show only the new
+        ones."""
+        spec, found = self._spec, list[Claim]()
+        if history_of(spec.table.metadata) is not None:
+            for some in self._rows.batches(spec, locked):
+                criterion = and_(self._rows.key_in(spec, some), is_held(spec))
+                found += last_claims(self.adapter, self._session, spec, criterion)
+        return found
 
-
-def _lock(session: Session, adapter: Adapter, query: _MessageQuery, identities: Sequence[Identity]) -> set[Identity]:
-    """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
-    spec, claimable = query.spec, query.claimable
-    found: set[Identity] = set()
-    for some in adapter.rows.batches(spec, identities):
-        state = (adapter.rows.key_in(spec, some), claimable)
-        named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
-        found.update(adapter.rows.lock(session, named))
-    return found
-
-
-def _take(
-    session: Session,
-    adapter: Adapter,
-    query: _MessageQuery,
-    identities: Sequence[Identity],
-    assignments: Sequence[Assignment],
-) -> set[Identity]:
-    """Write the claims and return the keys written.  The criterion is repeated, since not all engines recheck it."""
-    spec, claimable = query.spec, query.claimable
-    found: set[Identity] = set()
-    for some in adapter.rows.batches(spec, identities):
-        taken = write(spec, and_(adapter.rows.key_in(spec, some), claimable), assignments)
-        found |= adapter.rows.change(session, spec, taken, some)
-    return found
-
-
-def _abandoned(session: Session, adapter: Adapter, spec: QueueSpec, locked: Sequence[Identity]) -> list[Claim]:
-    """Return the claims of relays that have crashed, for the history: afterwards the rows show only the new ones."""
-    if history_of(spec.table.metadata) is None:
-        return []
-    keys = (adapter.rows.key_in(spec, some) for some in adapter.rows.batches(spec, locked))
-    return [claim for key in keys for claim in last_claims(adapter, session, spec, and_(key, is_held(spec)))]
+    def _execute(self, statement: Any) -> Any:
+        return self._rows.execute(self._session, self._spec, statement)
 
 
 def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]) -> list[Identity]:
     return [identity for line in lines for identity in takewhile(held.__contains__, line)]
-
-
-def _remember(session: Session, messages: Sequence[Any]) -> None:
-    """Register the claims of ``messages`` with the session."""
-    ledger_of(session).remember(session, [(instance_state(each), HeldClaim(claim_in(each))) for each in messages])

@@ -160,6 +160,10 @@ class Channel:
         with self._lock:
             self._connection.send(message)
 
+    def put_nowait(self, record: logging.LogRecord) -> None:
+        """Send a log record, as a :class:`.QueueHandler` does."""
+        self.send(Logged(record))
+
     def receive(self) -> Any:
         """Return the next message; ``None`` if the worker no longer needs this process."""
         try:
@@ -212,7 +216,9 @@ class _JobRunner:
         else:
             ended = self._loop_runner.run(self._executor.attempt_coroutine(job), context=context)
         if ended.error is not None and not is_signal(ended.error):
-            _note_frames(ended.error)
+            # its frames do not leave this process
+            text = traceback_text(ended.error, whole=logger.isEnabledFor(logging.DEBUG))
+            ended.error.add_note(f"in the child process {os.getpid()}:\n{text}")
         return ended
 
     def close(self) -> None:
@@ -248,12 +254,6 @@ class _ChildReports(Reports):
         self._channel.send(Retried(error_text(error)))
 
 
-def _note_frames(error: BaseException) -> None:
-    """Add the traceback to ``error`` as a note, because its frames do not leave this process."""
-    text = traceback_text(error, whole=logger.isEnabledFor(logging.DEBUG))
-    error.add_note(f"in the child process {os.getpid()}:\n{text}")
-
-
 def _forward_logs(channel: Channel, levels: Mapping[str, int]) -> None:
     """Forward log records to the worker, by its ``levels``, unless the application's modules configure logging.
 
@@ -263,16 +263,7 @@ def _forward_logs(channel: Channel, levels: Mapping[str, int]) -> None:
         return
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
-    logging.getLogger().addHandler(_Forwarding(channel))
-
-
-class _Forwarding(QueueHandler):
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)  # type: ignore[arg-type]
-        self._channel = channel
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._channel.send(Logged(record))
+    logging.getLogger().addHandler(QueueHandler(channel))  # type: ignore[arg-type]
 
 
 # -- calls handlers in child processes --------------------------------------------------------------------------------
@@ -337,7 +328,7 @@ class Children:
     def prepare(self) -> None:
         """Prepare one child.  Raises :class:`.ArgumentError` if it cannot load the worker."""
         try:
-            self._idle.append(self._start())
+            self._idle.append(_Child(self._place))
         except BlamelessError as error:
             raise ArgumentError(str(error)) from error
 
@@ -376,12 +367,7 @@ class Children:
                 process = self._idle.pop()
                 if process.is_alive:
                     return process
-        return self._start()
-
-    def _start(self) -> _Child:
-        process = _Child(self._place)
-        process.wait_until_ready()
-        return process
+        return _Child(self._place)
 
     def _has_reached_limit(self, process: _Child, memory: int) -> bool:
         tasks, size = self._handler.max_tasks, self._handler.max_memory
@@ -392,6 +378,7 @@ class _Child:
     """One process and the connection to it, used by one thread at a time."""
 
     def __init__(self, place: Place) -> None:
+        """Start the process.  Raises :class:`BlamelessError` if it cannot load the worker."""
         self._place = place
         self.calls = 0
         self._connection, far_end = CONTEXT.Pipe()
@@ -402,6 +389,7 @@ class _Child:
             CONTEXT.set_forkserver_preload(_PRELOADED)
             self._process.start()
         far_end.close()  # so that the death of the child ends the connection
+        self._wait_until_ready()
 
     @property
     def is_alive(self) -> bool:
@@ -416,8 +404,7 @@ class _Child:
         """Tell the process to end, which it does within a few seconds."""
         self._connection.close()
 
-    def wait_until_ready(self) -> None:
-        """Raise :class:`BlamelessError` if the child cannot load the worker."""
+    def _wait_until_ready(self) -> None:
         try:
             message = self._receive(time.monotonic() + STARTING)
         except ProcessDiedError as error:

@@ -103,18 +103,14 @@ class Completer:
             if job not in kept:
                 self._in_flight.remove(job)
         spread({channel_of(job.handler.spec) for job, outcome, _ in batch if outcome.kind in WAITING})
-        self._postpone(locked)
+        if locked:  # they are tried again slightly later, without delaying the others
+            self._postponed += locked
+            self._loop.call_later(LOCKED, self._resume)
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome, _ in batch]
         within = transaction_limit(min([job.handler.lease for job, *_ in batch]))
         return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
-
-    def _postpone(self, batch: Sequence[_Pending]) -> None:
-        """Retry these outcomes slightly later without delaying the others."""
-        if batch:
-            self._postponed += batch
-            self._loop.call_later(LOCKED, self._resume)
 
     def _resume(self) -> None:
         postponed, self._postponed = self._postponed, []

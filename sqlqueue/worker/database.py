@@ -257,14 +257,6 @@ class OwnConnections(ABC):
         return self._engines[engine]
 
 
-def bound_engines(sessions: Sessions) -> list[Engine]:
-    """Return the engines among the arguments of ``sessions``; its sessions may have others too, and choose them
-    late."""
-    binds = (sessions.kw.get("bind"), *(sessions.kw.get("binds") or {}).values())
-    # an AsyncEngine wraps an Engine
-    return [each for each in (getattr(bind, "sync_engine", bind) for bind in binds) if isinstance(each, Engine)]
-
-
 # -- connections that several threads share ---------------------------------------------------------------------------
 
 TURN_WAIT = 1.0
@@ -425,6 +417,9 @@ def database_of(sessions: Sessions, liveness: Liveness) -> Database:
         database = AsyncDatabase(sessions, liveness)
     else:
         raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker, as in Worker(Session)")
-    for engine in bound_engines(sessions):
-        observe(engine)
+    # its sessions may have other engines too, and choose them late
+    for bind in (sessions.kw.get("bind"), *(sessions.kw.get("binds") or {}).values()):
+        engine = getattr(bind, "sync_engine", bind)  # an AsyncEngine wraps an Engine
+        if isinstance(engine, Engine):
+            observe(engine)
     return database

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from datetime import timedelta
@@ -114,16 +114,6 @@ def write_in_turn(engine: Engine) -> None:
     event.listen(engine, "handle_error", on_error)
 
 
-def shut_down_idle(engines: Iterable[Engine]) -> None:
-    """Shut down idle connections in the pools of ``engines``, even one that a pool tests before it hands it out.
-
-    Connections of other engines stay open: their servers may still respond.
-    """
-    for engine in engines:
-        if engine in _tracked:
-            _tracked[engine].shut_down_idle()
-
-
 class _TrackedPool:
     """The tracked connections of one engine."""
 
@@ -176,6 +166,7 @@ class _TrackedPool:
             sock.is_idle = True
 
     def shut_down_idle(self) -> None:
+        """Shut down idle connections, even one that the pool tests before it hands it out."""
         with self._lock:
             idle = [sock for sock in self._sockets if sock.is_idle]
         for sock in idle:
@@ -367,7 +358,9 @@ class Deadline:
             self._is_silent = True
             logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
             if not self._shut_down_all():
-                shut_down_idle(tuple(self._engines))
+                for engine in tuple(self._engines):  # connections of others stay open: their servers may still respond
+                    if engine in _tracked:
+                        _tracked[engine].shut_down_idle()
             _deadline_thread.suspect(self._engines)
 
     def suspect(self, engines: Collection[Engine]) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ from .executor import CoroutinePool, Done, Executor, Pool, ThreadPool
 from .handlers import Handler
 from .jobs import RELEASED, UNCOUNTED, Job, Outcome, crashed_too_often, load
 from .reports import logger
-from .threads import happens_within, soon
+from .threads import DaemonThreads, happens_within, soon
 
 # -- waits for work: for a notification, for the time at which a task is due, and at the latest for the next query ----
 
@@ -265,13 +266,14 @@ class SuspectProcesses:
         self._children = children
         self._executor = executor
         self._done = done
+        self._threads = DaemonThreads(PLACES, "suspects")
         self._checked: asyncio.Task[bool] | None = None
         self.places = asyncio.Semaphore(PLACES)
 
-    @cached_property
-    def pool(self) -> ThreadPool:
-        """The threads for suspects, created when first used."""
-        return ThreadPool(self._executor, PLACES, "suspects", self._done)
+    def run(self, job: Job) -> None:
+        """Run a suspect in one of the processes, from a thread."""
+        context = copy_context()
+        self._threads.submit(lambda: self._done(job, context.run(self._executor.perform, job)))
 
     async def can_start(self) -> bool:
         """Return whether child processes can load the worker.  The first call starts one."""
@@ -289,8 +291,7 @@ class SuspectProcesses:
 
     def close(self) -> None:
         """End the threads; does not wait for running jobs."""
-        if "pool" in self.__dict__:
-            self.pool.close()
+        self._threads.shutdown()
 
 
 async def run_suspects(context: WorkerContext, fetchers: Sequence[BaseFetcher], backoff: Backoff) -> None:
@@ -511,7 +512,7 @@ class Fetcher(BaseFetcher):
     def _isolate(self, job: Job) -> None:
         """Run a suspect in a child process or, if child processes are not possible, alone in this one."""
         if self._apart is None:
-            self._context.suspects.put_nowait(partial(self._run_suspect, job, self._pool))
+            self._context.suspects.put_nowait(partial(self._run_suspect, job, lambda one: self._pool.put([one])))
             return
         running = asyncio.create_task(self._run_apart(job, self._apart))
         self._running.add(running)
@@ -520,19 +521,19 @@ class Fetcher(BaseFetcher):
     async def _run_apart(self, job: Job, apart: SuspectProcesses) -> None:
         async with apart.places:
             if await apart.can_start():
-                await self._run_suspect(job, apart.pool)
+                await self._run_suspect(job, apart.run)
                 return
         self._apart = None
         self._isolate(job)
 
-    async def _run_suspect(self, job: Job, pool: Pool) -> None:
+    async def _run_suspect(self, job: Job, run: Callable[[Job], None]) -> None:
         """Run a suspect, with its crash counted in advance, until its outcome is written."""
         if job not in self._jobs or not await self._count_crash(job):
             return
         slot = self._context.started.begin(job, counted=True)
         try:
             self._suspects.discard(job)
-            pool.put([job])
+            run(job)
             await until(lambda: job not in self._jobs and job not in self._context.in_flight)
         finally:
             self._context.started.end(slot)

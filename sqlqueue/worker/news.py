@@ -89,10 +89,28 @@ def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports
     return found
 
 
+# -- tables of the application whose changes wake a part of the run ---------------------------------------------------
+
+
+class WatchedTables:
+    """Tables of companions, such as pauses, whose notifications set an event."""
+
+    def __init__(self, tables: Iterable[tuple[Engine, Table]]) -> None:
+        self.channels = [(engine, table.fullname) for engine, table in tables]
+        """The engines and channel names of the notifications."""
+        self._news = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
+
+    def close(self) -> None:
+        """Unsubscribe from notifications."""
+        self._unsubscribe()
+
+
 # -- keeps a worker from claiming from paused queues and topics -------------------------------------------------------
 
 
-class PausedQueues:
+class PausedQueues(WatchedTables):
     """The queues and topics that were paused at the last query.
 
     One periodic statement serves all queues; a notification of a pause triggers it at once.  Without a model for pauses
@@ -110,15 +128,7 @@ class PausedQueues:
         }
         self._paused: dict[tuple[Engine, Table], frozenset[str]] = {}
         self._where: dict[QueueSpec, tuple[Criterion, ...] | None] = {}
-        self._news = asyncio.Event()
-        self.channels = [(engine, table.fullname) for engine, table in set(self._places.values())]
-        """The engines and channel names of notifications of pauses."""
-        loop = asyncio.get_running_loop()
-        self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
-
-    def close(self) -> None:
-        """Unsubscribe from notifications."""
-        self._unsubscribe()
+        super().__init__(set(self._places.values()))
 
     def where(self, spec: QueueSpec) -> tuple[Criterion, ...] | None:
         """Return the criteria that exclude paused topics, or ``None`` if the whole queue is paused.

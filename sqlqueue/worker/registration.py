@@ -26,13 +26,14 @@ from ..operations.control import Command, unserved_functions
 from ..operations.upkeep import exhausted
 from ..queue.spec import QueueSpec
 from ..sql import utcnow
-from ..transaction import Access, open_, subscribe
+from ..transaction import Access, open_
 from .context import WorkerContext
 from .database import Backoff, until_success
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from .fetcher import BaseFetcher
+from .news import WatchedTables
 from .reports import Reports, logger
-from .threads import cancel, happens_within, soon
+from .threads import cancel, happens_within
 
 if TYPE_CHECKING:
     from .metrics import PrometheusMetrics
@@ -53,7 +54,7 @@ class _Commands(NamedTuple):
     concurrency: int | None = None
 
 
-class Registration:
+class Registration(WatchedTables):
     """The rows of one worker, one in each table of workers of its queues; nothing is sent if there is none.
 
     A row is written in a separate transaction, on a connection of the application's pool, every ten seconds; the same
@@ -72,20 +73,12 @@ class Registration:
             if (table := worker_table(spec.table.metadata)) is not None:
                 self._places[context.database.engine(spec), table] = spec
         self._commands: dict[Table, _Commands] = {}
-        self._news = asyncio.Event()
         self._leaving = False
-        self.channels = [(engine, table.fullname) for engine, table in self._places]
-        """The engines and channel names of notifications of commands."""
-        loop = asyncio.get_running_loop()
-        self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
+        super().__init__(self._places)
 
     def handlers(self) -> list[dict[str, Any]]:
         """Return all handlers as they are now, as JSON."""
         return [self._handler(fetcher) for fetcher in self._fetchers]
-
-    def close(self) -> None:
-        """Unsubscribe from notifications."""
-        self._unsubscribe()
 
     async def run(self) -> None:
         """Write the rows, and obey commands, until :meth:`leave`."""
