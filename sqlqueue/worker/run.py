@@ -22,7 +22,7 @@ from ..dialects import adapter_for
 from ..operations.recording import brief
 from ..operations.upkeep import Crash, recover
 from ..queue.schedules import is_known_here, lacks_zones
-from ..queue.spec import Finding, QueueSpec
+from ..queue.spec import QueueSpec
 from ..sql import picks
 from ..transaction import channel_of
 from .context import WorkerContext
@@ -282,7 +282,9 @@ class WorkerRun:
     async def _warn(self, spec: QueueSpec, within: timedelta) -> None:
         """Log findings that do not keep the worker from starting, and nor does an error while they are looked for."""
         try:
-            found = await self._context.database.run(partial(_unintended_tasks, spec=spec), within)
+            found = await self._context.database.run(
+                lambda session: unintended_tasks(session.connection(spec.bind_arguments), spec), within
+            )
         except Exception as error:
             if self._backoff("").passes(error):
                 raise
@@ -426,10 +428,6 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
         in_use = select(spec["schedule"]).where(spec["schedule"].is_not(None), spec["finished_at"].is_(None)).distinct()
         for schedule in connection.scalars(in_use):
             is_known_here(schedule)
-
-
-def _unintended_tasks(session: Session, spec: QueueSpec) -> list[Finding]:
-    return unintended_tasks(session.connection(spec.bind_arguments), spec)
 
 
 def _check_companions(session: Session, spec: QueueSpec) -> None:
