@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 import sqlqueue
-from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
+from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin, QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.upkeep import poll
@@ -34,26 +34,19 @@ def test_pause_and_resume(db: Database) -> None:
     with db.begin() as session:
         assert session.resume(Task) is False
         assert session.paused(Task) == []
-    assert db.committed.pause(Task, reason="the mail server is down", paused_by="ada") is True
-    with db.begin() as session:
-        (pause,) = session.paused(Task)
-        assert session.paused(Mail) == []
+        assert session.pause(Task, reason="the mail server is down", paused_by="ada") is True
+        assert session.pause(Task, reason="within the same transaction") is False
+    assert db.committed.pause(Task, reason="second", paused_by="grace") is False
+    (pause,) = db.committed.paused(Task)
     assert (pause.topic, pause.paused_by, pause.reason) == (None, "ada", "the mail server is down")
     assert abs(pause.paused_at - clock(db)) < timedelta(minutes=1)
+    assert db.committed.paused(Mail) == []
     with db.begin() as session:
         assert session.resume(Task) is True
         assert session.paused(Task) == []
-    assert keys(db) == set()
-
-
-def test_to_pause_again_changes_nothing(db: Database) -> None:
-    with db.begin() as session:
-        session.pause(Task, reason="first", paused_by="ada")
-        assert session.pause(Task, reason="within the same transaction") is False
-    with db.begin() as session:
-        assert session.pause(Task, reason="second", paused_by="grace") is False
-        (pause,) = session.paused(Task)
-    assert (pause.reason, pause.paused_by) == ("first", "ada")
+        session.pause(Task)
+        session.rollback()
+    assert keys(db) == {"task"}, "a pause is part of the transaction"
 
 
 def test_topics_are_paused_by_themselves(db: Database) -> None:
@@ -73,21 +66,17 @@ def test_classes_of_one_table_are_paused_together(db: Database) -> None:
         assert session.paused(Notice)
 
 
-def test_a_pause_is_part_of_the_transaction(db: Database) -> None:
-    with db.session() as session:
-        session.pause(Task)
-        session.rollback()
-    assert keys(db) == set()
-
-
-def test_two_sessions_pause_at_once(db: Database) -> None:
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_pause_waits_for_an_open_change(db: Database, resumes: bool) -> None:
+    if resumes:
+        db.committed.pause(Task, paused_by="nobody")
     first, second = db.session(), db.session()
-    assert first.pause(Task, paused_by="first")
+    assert first.resume(Task) if resumes else first.pause(Task, paused_by="first")
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
-    assert had_to_wait
-    assert told is False
-    assert [pause.paused_by for pause in second.paused(Task)] == ["first"], "its transaction goes on"
-    second.rollback()
+    assert (had_to_wait, told) == (True, resumes)
+    assert [pause.paused_by for pause in second.paused(Task)] == ["second" if resumes else "first"]
+    second.commit()
+    assert keys(db) == {"task"}
 
 
 def test_many_sessions_pause_at_once(sync_db: Database) -> None:
@@ -120,17 +109,6 @@ def test_the_victim_of_a_deadlock_gets_an_error(sync_db: Database) -> None:
     assert adapter_for(engine.session_engine.dialect).connections.is_transient(error)
 
 
-def test_a_pause_during_a_resume(db: Database) -> None:
-    db.committed.pause(Task, paused_by="first")
-    first, second = db.session(), db.session()
-    assert first.resume(Task)
-    had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
-    second.commit()
-    assert had_to_wait
-    assert told is True
-    assert keys(db) == {"task"}
-
-
 def test_a_pause_stores_any_reason(db: Database) -> None:
     nasty = "nul \0 and \ud800 and 𝄞" + "x" * 3_000
     with db.begin() as session:
@@ -151,16 +129,9 @@ def test_a_pause_stores_any_reason(db: Database) -> None:
         (lambda session: session.pause(QueuePause), "not a queue model"),
     ],
 )
-def test_arguments_that_cannot_be_paused(sync_db: Database, call: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        call(sync_db.session())
-
-
-def test_functions_on_a_plain_session(db: Database) -> None:
-    with db.begin(class_=db.plain_class) as session:
-        assert session.run(sqlqueue.pause, Task) is True
-        assert len(session.run(sqlqueue.paused, Task)) == 1
-        assert session.run(sqlqueue.resume, Task) is True
+def test_arguments_that_cannot_be_paused(call: Any, said: str) -> None:
+    with QueueSession() as session, pytest.raises(ArgumentError, match=said):
+        call(session)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

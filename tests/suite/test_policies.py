@@ -15,13 +15,13 @@ from sqlqueue import (
     LinearBackoff,
     QueueOptions,
     RetryByError,
-    Status,
     claim_of,
     utcnow,
 )
 from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task
+from tests.support.plugin import sync_on_one_engine
 from tests.support.rows import TICK, clock, count, end_leases, row
 from tests.support.workers import LONG, Workers, eventually, with_session, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
@@ -107,12 +107,12 @@ def test_the_delay_depends_on_the_class_of_the_error(db: Database, error: str) -
 
 def test_retry_in_overrides_the_policy(sync_db: Database) -> None:
     sync_db.insert(Message, [{}])
-    with sync_db.begin() as actor:
-        task = actor.claim(Message)
-        actor.fail(task, ValueError(), retry_in=HOUR)
+    task = sync_db.committed.claim(Message)
+    sync_db.committed.fail(task, ValueError(), retry_in=HOUR)
     assert row(sync_db, task)["status"] == "retryable"
 
 
+@sync_on_one_engine
 @pytest.mark.parametrize("session", [True, False])
 def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, session: bool) -> None:  # noqa: F811
     sync_db.insert(Message, [{"id": number, "kind": kind} for number, kind in enumerate(ERRORS, 1)])
@@ -121,9 +121,7 @@ def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, sessio
         error, _ = ERRORS[task.kind]
         raise error if isinstance(error, BaseException) else OSError()
 
-    worker = workers.make(poll=LONG)
-    worker.handler(Message)((with_session if session else without_session)(sync_db, during=fail))
-    workers.start(worker)
+    workers.serve(Message, (with_session if session else without_session)(sync_db, during=fail), poll=LONG)
     eventually(lambda: not count(sync_db, Message, Message.status.in_(["available", "running"])))
     with sync_db.session() as actor:
         for task in actor.find(Message):
@@ -134,23 +132,6 @@ def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, sessio
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
-
-
-def test_dead_letters_are_listed_and_brought_back(db: Database) -> None:
-    db.insert(Message, [{"id": number, "kind": "ab"[number % 2]} for number in range(1, 7)])
-    with db.begin() as actor:
-        actor.discard(actor.claim_many(Message, limit=6), "no use")
-    with db.begin() as actor:
-        dead = actor.find(Message, Message.status == Status.DISCARDED, Message.error == "no use")
-        assert [letter.id for letter in dead] == [1, 2, 3, 4, 5, 6]
-        assert actor.retry(Message, Message.id == dead[0].id) == 1
-        assert actor.retry(Message, Message.kind == "a") == 3
-        assert actor.retry(Message, Message.kind == "a") == 0
-    with db.begin() as actor:
-        again = actor.claim_many(Message, limit=9)
-        assert sorted((task.id, task.attempt, task.max_attempts) for task in again) == [
-            (number, 2, 6) for number in (1, 2, 4, 6)
-        ]
 
 
 def test_hung_tasks_are_rescued_too(db: Database) -> None:
@@ -172,19 +153,19 @@ def age(db: Database, **ages: timedelta) -> None:
             connection.execute(of_kind.values(finished_at=utcnow(-old), available_at=utcnow(-old)))
 
 
-@pytest.mark.parametrize(
-    ("days", "older_than", "left"),
-    [(2, None, {"discarded"}), (31, None, set()), (31, 32 * DAY, {"completed", "cancelled", "discarded"})],
-)
-def test_dead_letters_have_their_own_retention(
-    sync_db: Database, days: int, older_than: timedelta | None, left: set[str]
-) -> None:
-    age(sync_db, completed=DAY * days, cancelled=DAY * days, discarded=DAY * days)
-    with sync_db.begin() as actor:
-        actor.prune(Message, older_than)
-        assert {task.kind for task in actor.find(Message)} == left
+def test_dead_letters_have_their_own_retention(sync_db: Database) -> None:
+    for days, older_than, left in (
+        (2, None, {"discarded"}),
+        (31, None, set()),
+        (31, 32 * DAY, {"completed", "cancelled", "discarded"}),
+    ):
+        age(sync_db, completed=DAY * days, cancelled=DAY * days, discarded=DAY * days)
+        sync_db.committed.prune(Message, older_than)
+        assert {task.kind for task in sync_db.committed.find(Message)} == left
+        sync_db.committed.prune(Message, timedelta(0))
 
 
+@sync_on_one_engine
 def test_workers_respect_the_retention_of_dead_letters(
     sync_db: Database,
     workers: Workers,  # noqa: F811

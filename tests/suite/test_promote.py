@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
-from sqlqueue import ClaimLostError, claim_of, utcnow
+from sqlqueue import ClaimLostError, claim_of
 from tests.support.harness import Database
 from tests.support.history import Parcel, archive, outcomes
-from tests.support.models import Base, Listing, Report, Slot, Task, Visit
-from tests.support.rows import PAST, TOMORROW, count, rows
+from tests.support.models import Listing, Report, Slot, Task, Visit
+from tests.support.rows import PAST, TOMORROW, count, end_leases, rows
 from tests.support.workers import statuses
 
 __all__ = ["archive"]
 
 OF_WORKER = -77
 """The token of a claim that a worker has made."""
-
-
-def promoted(db: Database, model: Any = Task, **options: Any) -> int:
-    with db.begin() as actor:
-        number: int = actor.promote(model, **options)
-        return number
-
-
-def crash(db: Database, model: type[Base], *where: Any, **values: Any) -> None:
-    """Let the leases of running tasks end."""
-    with db.engine.begin() as connection:
-        ended = {"available_at": utcnow(-timedelta(hours=1)), **values}
-        connection.execute(update(model).where(model.__table__.c.status == "running", *where).values(ended))
 
 
 def stored(db: Database, model: Any = Task, name: str = "") -> Any:
@@ -43,9 +29,9 @@ def stored(db: Database, model: Any = Task, name: str = "") -> Any:
 def test_due_tasks(db: Database) -> None:
     db.insert(Task, rows(2, "scheduled", "retryable"))
     db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}])
-    assert promoted(db, limit=1) == 1
-    assert promoted(db) == 1
-    assert promoted(db) == 0
+    assert db.committed.promote(Task, limit=1) == 1
+    assert db.committed.promote(Task) == 1
+    assert db.committed.promote(Task) == 0
     assert sorted(statuses(db).values()) == ["available", "available", "scheduled"]
     assert count(db, Task, Task.status == "available", Task.available_at == PAST) == 2
 
@@ -55,26 +41,22 @@ def test_locked_rows_are_skipped(db: Database) -> None:
     db.insert(Task, rows(3, "scheduled", "expired", "expired"))
     holder = db.session()
     assert len(holder.claim_many(Task, limit=2, lease=None)) == 2
-    assert promoted(db) == 1
+    assert db.committed.promote(Task) == 1
     holder.rollback()
-    assert promoted(db) == 2
+    assert db.committed.promote(Task) == 2
 
 
 def test_tasks_of_crashed_claimers_account_for_the_crash_as_a_claim_does(db: Database) -> None:
     tokens = {"loop": 77, "worker": OF_WORKER}
-    db.insert(
-        Task,
-        [
-            {"name": f"{by} {when}", "claim_token": token, "created_at": PAST, "available_at": at, **claim}
-            for by, token in tokens.items()
-            for when, at, claim in (
-                ("promoted", PAST, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
-                ("claimed", PAST, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
-                ("alive", TOMORROW, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
-                ("exhausted", PAST, {"status": "running", "attempt": 3, "max_attempts": 3, "claimed_at": PAST}),
-            )
-        ],
-    )
+    running = {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST, "created_at": PAST}
+    for by, token in tokens.items():
+        for when, other in (
+            ("promoted", {"available_at": PAST}),
+            ("claimed", {"available_at": PAST}),
+            ("alive", {"available_at": TOMORROW}),
+            ("exhausted", {"available_at": PAST, "attempt": 3}),
+        ):
+            db.insert(Task, [{"name": f"{by} {when}", "claim_token": token, **running, **other}])
     with db.begin() as actor:
         assert actor.promote(Task, Task.name.like("% promoted") | Task.name.like("% exhausted")) == 3
         assert actor.promote(Task, Task.name.like("% alive")) == 0
@@ -93,8 +75,8 @@ def test_tasks_of_crashed_claimers_account_for_the_crash_as_a_claim_does(db: Dat
 def test_the_crashed_claim_is_lost(db: Database) -> None:
     db.insert(Task, rows(1))
     claim = claim_of(db.committed.claim(Task))
-    crash(db, Task)
-    assert promoted(db) == 1
+    end_leases(db)
+    assert db.committed.promote(Task) == 1
     with db.session() as zombie, pytest.raises(ClaimLostError):
         zombie.complete(claim)
     assert db.committed.claim(Task).attempt == 2
@@ -104,8 +86,8 @@ def test_a_task_that_was_enqueued_again_while_it_ran_has_all_its_attempts(db: Da
     db.committed.enqueue(Listing(unique_key="a", max_attempts=5))
     assert db.committed.claim(Listing) is not None
     db.committed.enqueue(Listing(unique_key="a"), on_conflict="rerun")
-    crash(db, Listing)
-    assert promoted(db, Listing) == 1
+    end_leases(db, Listing)
+    assert db.committed.promote(Listing) == 1
     found = stored(db, Listing)
     assert (found.status, found.max_attempts - found.attempt) == ("available", Listing.__queue__.max_attempts)
 
@@ -113,16 +95,16 @@ def test_a_task_that_was_enqueued_again_while_it_ran_has_all_its_attempts(db: Da
 def test_a_recurring_task_keeps_its_planned_time(db: Database) -> None:
     db.insert(Report, [{"schedule": "PT1H", "status": "scheduled", "available_at": PAST}])
     assert db.committed.claim(Report) is not None
-    crash(db, Report)
-    assert promoted(db, Report) == 1
+    end_leases(db, Report)
+    assert db.committed.promote(Report) == 1
     assert db.committed.claim(Report).scheduled_for == PAST
 
 
 def test_slots_of_crashed_tasks_are_freed(db: Database) -> None:
     db.insert(Visit, [{"limit_key": "a"}] * 3)
     assert len(db.committed.claim_many(Visit, limit=3)) == 2
-    crash(db, Visit)
-    assert promoted(db, Visit) == 2
+    end_leases(db, Visit)
+    assert db.committed.promote(Visit) == 2
     assert count(db, Slot, Slot.status == "running") == 0
     assert len(db.committed.claim_many(Visit, limit=3)) == 2
 
@@ -131,8 +113,8 @@ def test_slots_of_crashed_tasks_are_freed(db: Database) -> None:
 def test_the_crashed_attempt_is_recorded(db: Database) -> None:
     db.committed.add(Parcel())
     task = db.committed.claim(Parcel, claimed_by="gone")
-    crash(db, Parcel)
-    assert promoted(db, Parcel) == 1
+    end_leases(db, Parcel)
+    assert db.committed.promote(Parcel) == 1
     with db.begin() as actor:
         (attempt,) = actor.history(task)
         assert outcomes([attempt]) == [(1, "crashed", "crashed: its lease expired without a settlement")]
@@ -144,17 +126,15 @@ def test_a_loop_without_a_worker_reaches_them(db: Database) -> None:
     db.insert(Task, rows(3, "scheduled", "retryable", "expired", priority=-1, name="urgent"))
     seen: list[str] = []
 
-    def claim_one() -> None:
-        with db.begin() as actor:
-            actor.add(Task())
-            task = actor.claim(Task)
+    def claim(times: int) -> None:
+        for _ in range(times):
+            db.committed.add(Task())
+            task = db.committed.claim(Task)
             seen.append(task.name)
-            actor.complete(task)
+            db.committed.complete(task)
 
-    for _ in range(5):
-        claim_one()
+    claim(5)
     assert "urgent" not in seen
-    assert promoted(db) == 3
-    for _ in range(3):
-        claim_one()
+    assert db.committed.promote(Task) == 3
+    claim(3)
     assert seen[-3:] == ["urgent"] * 3

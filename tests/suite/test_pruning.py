@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
-from sqlqueue import ArgumentError, utcnow
+from sqlqueue import ArgumentError
 from sqlqueue.queue.options import FINAL
 from sqlqueue.sql import NEVER
 from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
-from tests.support.rows import PAST, count
+from tests.support.plugin import sync_on_one_engine
+from tests.support.rows import PAST, clock, count
 
 DAY = timedelta(days=1)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
@@ -32,26 +33,19 @@ def keys(db: Database, model: Any) -> list[int]:
 # -- rows from before the table became a queue ----------------------------------------------------------------------
 
 
-def test_adopted_rows_are_not_pruned(db: Database) -> None:
+def test_adopted_rows_are_pruned_only_on_request(db: Database) -> None:
     db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
-    db.insert(Mail, [{"id": 9, **DONE}])
-    with db.begin() as session:
-        assert session.prune(Mail) == 1
-        assert session.prune(Mail, timedelta(0)) == 0
-    assert keys(db, Mail) == [1, 2, 3]
-
-
-def test_adopted_rows_are_pruned_on_request(db: Database) -> None:
-    db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
-    with db.engine.connect() as connection:
-        now = connection.scalar(select(utcnow()))
-    db.insert(Mail, [{"id": 4, **ADOPTED, "created_at": now}])
+    db.insert(Mail, [{"id": 4, **ADOPTED, "created_at": clock(db)}])
     db.insert(Mail, [{"id": 5, **DONE}])
     db.insert(Mail, [{"id": 6}])
     with db.begin() as session:
+        assert session.prune(Mail) == 1
+        assert session.prune(Mail, timedelta(0)) == 0
+        with pytest.raises(ArgumentError, match="older_than"):
+            session.prune(Mail, adopted=True)
         assert session.prune(Mail, DAY, adopted=True, limit=2) == 2
         assert session.prune(Mail, DAY, adopted=True) == 1
-    assert keys(db, Mail) == [4, 5, 6]
+    assert keys(db, Mail) == [4, 6]
 
 
 def test_rows_from_before_that_are_not_in_one_table(db: Database) -> None:
@@ -62,19 +56,14 @@ def test_rows_from_before_that_are_not_in_one_table(db: Database) -> None:
     assert (keys(db, Invoice), keys(db, CreditNote)) == ([1], [])
 
 
-def test_their_age_has_to_be_given(db: Database) -> None:
-    with pytest.raises(ArgumentError, match="older_than"):
-        db.session().prune(Mail, adopted=True)
-
-
 def test_a_row_from_before_can_be_redriven(db: Database) -> None:
     db.insert(Mail, [{"id": 1, **ADOPTED, "status": "discarded"}])
     assert db.committed.retry(Mail) == 1
-    with db.begin() as session:
-        session.complete(session.claim(Mail))
+    db.committed.complete(db.committed.claim(Mail))
     assert db.committed.prune(Mail, timedelta(0)) == 1
 
 
+@sync_on_one_engine
 def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
     assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of Mail are deleted.\n"
@@ -166,6 +155,7 @@ def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> Non
         other.drop(strict_db.engine)
 
 
+@sync_on_one_engine
 def test_the_command_reports_how_many_rows_stay(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
     sync_db.insert(Attachment, [{"mail_id": 1}])

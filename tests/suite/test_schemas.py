@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Identity, MetaData, NullPool, String, create_engine, func, inspect, select, text
+from sqlalchemy import URL, Connection, Identity, MetaData, NullPool, String, create_engine, func, inspect, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -67,19 +67,26 @@ def test_in_the_schema_that_is_the_default(sync_db: Database) -> None:
 
 
 @pytest.mark.requires("claims_in_schemas")
-def test_a_queue_in_its_own_schema_works(sync_db: Database) -> None:
+@pytest.mark.parametrize("schema", ["filing", pytest.param('a%."filing', marks=pytest.mark.requires("schemas"))])
+def test_a_queue_in_its_own_schema_works(sync_db: Database, schema: str) -> None:
+    quoted = sync_db.engine.dialect.identifier_preparer.quote_schema(schema)
     try:
         with sync_db.engine.begin() as connection:
-            connection.execute(text("CREATE SCHEMA filing"))
+            connection.exec_driver_sql(f"CREATE SCHEMA {quoted}")
     except DBAPIError:
         pytest.skip("no schemas here, or no right to make one")
     try:
-        model = _model_in("filing")
+        model = _model_in(schema)
         with _made(sync_db, model):
             _lives_in(sync_db, model)
+            if sync_db.case.copies:
+                sync_db.committed.enqueue(model, [{"priority": 1}], copy=True)
+            with sync_db.engine.connect() as connection:
+                findings = sqlqueue.check(connection, model)
+                assert not [each for each in findings if each.severity in ("error", "warning")]
     finally:
         with sync_db.engine.begin() as connection:
-            connection.execute(text("DROP SCHEMA filing"))
+            connection.exec_driver_sql(f"DROP SCHEMA {quoted}")
 
 
 def test_in_an_attached_database(sync_db: Database) -> None:
@@ -101,17 +108,15 @@ NOWHERE = "a_tenant"
 
 
 class Tenants(DeclarativeBase):
-    pass
+    metadata = MetaData(schema=NOWHERE)
 
 
 class Room(SlotMixin, Tenants):
     __tablename__ = "tenant_room"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
 
 class Guest(LimitMixin, UniqueMixin, Tenants):
     __tablename__ = "tenant_guest"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
     __queue__ = QueueOptions(slots=Room, limit=2, retention=timedelta(0))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
@@ -119,21 +124,18 @@ class Guest(LimitMixin, UniqueMixin, Tenants):
 
 class Chore(RecurringMixin, Tenants):
     __tablename__ = "tenant_chore"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Card(OutboxMixin, Tenants):
     __tablename__ = "tenant_card"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Parking(QueueMixin, Tenants):
     __tablename__ = "tenant_parking"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
     __queue__ = QueueOptions(on_complete="delete", retention=timedelta(0))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
@@ -141,18 +143,23 @@ class Parking(QueueMixin, Tenants):
 
 class Stop(PauseMixin, Tenants):
     __tablename__ = "tenant_stop"
-    __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
 
-@pytest.fixture
-def tables(db: Database) -> Iterator[dict[str, Any]]:
-    """Return the options that translate the nonexistent schema to the existing one."""
+@contextmanager
+def tables_in(db: Database) -> Iterator[dict[str, Any]]:
+    """Yield the options that translate the nonexistent schema to the existing one."""
     options = {"schema_translate_map": {NOWHERE: inspect(db.engine).default_schema_name}}
     engine = db.engine.execution_options(**options)
     Tenants.metadata.drop_all(engine)
     Tenants.metadata.create_all(engine)
     yield options | ({} if db.case.one_writer else {"isolation_level": "READ COMMITTED"})
     Tenants.metadata.drop_all(engine)
+
+
+@pytest.fixture
+def tables(db: Database) -> Iterator[dict[str, Any]]:
+    with tables_in(db) as options:
+        yield options
 
 
 @contextmanager
@@ -232,23 +239,16 @@ def test_copies(db: Database, tables: dict[str, Any], where: str) -> None:
         assert actor.stats(Parking).total == 1
 
 
-@pytest.mark.asyncio_everywhere
 def test_the_schema_is_looked_at_where_it_is(sync_db: Database) -> None:
-    options = {"schema_translate_map": {NOWHERE: inspect(sync_db.engine).default_schema_name}}
-    with sync_db.engine.connect().execution_options(**options) as connection:
-        Tenants.metadata.drop_all(connection)
-        assert {each.code for each in sqlqueue.check(connection, Tenants) if each.severity == "error"} == {
-            "missing-table"
-        }
-        Tenants.metadata.create_all(connection)
-        connection.commit()
-        try:
-            findings = [each for model in (Guest, Chore, Card, Parking) for each in sqlqueue.check(connection, model)]
-            assert not [each for each in findings if each.severity in ("error", "warning")]
-            sqlqueue.verify_schema(connection, Tenants)
-        finally:
-            Tenants.metadata.drop_all(connection)
-            connection.commit()
+    def found(connection: Connection) -> set[str]:
+        findings = sqlqueue.check(connection.execution_options(**options), Tenants)
+        return {each.code for each in findings if each.severity in ("error", "warning")}
+
+    with tables_in(sync_db) as options, sync_db.engine.connect() as connection:
+        assert found(connection) == set()
+        sqlqueue.verify_schema(connection, Tenants)
+    with sync_db.engine.connect() as connection:
+        assert found(connection) == {"missing-table"}
 
 
 # -- functions of other accounts, with the names of built-in ones, are not called -------------------------------------
@@ -259,25 +259,25 @@ SHARED = {"avg", "count", "max", "min", "row_number"}
 
 
 @pytest.fixture
-def among(db: Database) -> Iterator[Database]:
+def among(sync_db: Database) -> Iterator[Database]:
     """Return the database through sessions that prefer the impostors."""
-    create, drop = db.case.impostors
-    engine = create_engine(db.url.set(drivername=db.case.sync_driver), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    create, drop = sync_db.case.impostors
+    engine = create_engine(sync_db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for statement in (*drop, *create):
             connection.exec_driver_sql(statement)
-    yield db.variant(on_connect=db.case.impostors_first)
+    yield sync_db.variant(on_connect=sync_db.case.impostors_first)
     with engine.connect() as connection:
         for statement in drop:
             connection.exec_driver_sql(statement)
 
 
 @pytest.mark.requires("impostors")
-def test_no_operation_calls_them(among: Database, tables: dict[str, Any]) -> None:
+def test_no_operation_calls_them(among: Database) -> None:
     with among.session() as actor, pytest.raises(DBAPIError, match="an impostor"):
         actor.scalar(select(func.statement_timestamp()))
-    translated = among.variant(on_connect=among.case.impostors_first, execution_options=tables)
-    every_operation(translated.begin)
+    with tables_in(among) as options:
+        every_operation(among.variant(on_connect=among.case.impostors_first, execution_options=options).begin)
     with among.begin() as actor:
         actor.enqueue(Job, [{"task": "a"}, {"task": "b"}])
         actor.enqueue(Task, [{}] * 12)
@@ -286,7 +286,7 @@ def test_no_operation_calls_them(among: Database, tables: dict[str, Any]) -> Non
 
 def executing(among: Database) -> URL:
     options = {"options": "-csearch_path=impostor,pg_catalog,public"}
-    return among.url.set(drivername=among.case.sync_driver).update_query_dict(options)
+    return among.url.update_query_dict(options)
 
 
 def executor(among: Database) -> RequestExecutor:
@@ -310,8 +310,6 @@ def test_a_connection_that_is_not_ready_in_time_is_closed(among: Database, monke
 
 @pytest.mark.requires("impostors")
 def test_a_schema_in_which_anyone_may_create_functions_is_reported(among: Database) -> None:
-    if among.is_async:
-        return
     assert ("warning", "open-schema") in found(among)
     (fix,) = {each.fix for each in findings(among) if each.code == "open-schema"}
     assert fix == "REVOKE CREATE ON SCHEMA impostor FROM PUBLIC, or leave it out of the search_path"
