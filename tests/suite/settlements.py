@@ -25,9 +25,9 @@ class Settling:
     after: timedelta = timedelta(0)
     final: bool = False
 
-    def __call__(self, session: Any, task: Any) -> None:
+    def __call__(self, session: Any, task: Any, **options: Any) -> None:
         """Settle a task, a claim or several, with a session of any kind."""
-        getattr(session, self.name)(task, *self.arguments)
+        getattr(session, self.name)(task, *self.arguments, **options)
 
     def __str__(self) -> str:
         return "-".join([self.name, *(type(argument).__name__ for argument in self.arguments)])

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import column, insert, select, table, update
+from sqlalchemy import column, insert, select, table
 from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import ArgumentError, Every, claim_of
+from sqlqueue import ArgumentError, Every, QueueSession, claim_of
 from sqlqueue.model import declaration
 from sqlqueue.operations import enqueueing
 from sqlqueue.operations import schedules as planning
 from sqlqueue.queue import schedules
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
-from tests.support.models import Ledger, Ping, QueuePause, Reading, Report, Task
-from tests.support.rows import PAST, TICK, clock, count, end_leases, row, row_of
-from tests.support.workers import Workers, eventually, without_session
-from tests.worker.conftest import workers  # noqa: F401  (a fixture)
+from tests.support.models import Ledger, Ping, Reading, Report, Task
+from tests.support.rows import PAST, TICK, clock, count, end_leases, make_due, row, row_of
 
 HOUR, HOURLY = timedelta(hours=1), "PT3600S"
 
@@ -32,15 +30,6 @@ def recurring(db: Database, model: Any = Report, **columns: Any) -> Any:
         values = {"schedule": HOURLY, "available_at": clock(db) - 1.5 * HOUR, **columns}
         actor.enqueue(task := model(**values))
     return task
-
-
-def claim(db: Database, model: Any = Report) -> Any:
-    return db.committed.claim(model)
-
-
-def make_due(db: Database, model: Any = Report) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(update(model.__table__).values(available_at=PAST))
 
 
 class _Wrong(datetime):
@@ -141,8 +130,8 @@ def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database
     task = recurring(db)
     for _ in range(2):
         for attempt in (1, 2):
-            make_due(db)
-            run = claim(db)
+            make_due(db, Report)
+            run = db.committed.claim(Report)
             with db.begin() as actor:
                 before = clock(db)
                 actor.fail(run, "no luck")
@@ -153,7 +142,7 @@ def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database
                 assert before - TICK <= found["available_at"] - timedelta(seconds=10) <= clock(db) + TICK
         assert (found["status"], found["scheduled_for"], found["finished_at"]) == ("scheduled", None, None)
         assert found["available_at"] > clock(db)
-    make_due(db)
+    make_due(db, Report)
     with db.begin() as actor:
         run = actor.claim(Report)
         assert run.error == "no luck"
@@ -171,8 +160,8 @@ def test_of_a_run_that_crashed_in_every_attempt_the_next_is_scheduled(db: Databa
         assert actor.rescue(Report) == 0
     assert [row(db, each)["status"] for each in (task, ordinary)] == ["scheduled", "discarded"]
     assert row(db, task)["error"].startswith("crashed in every attempt")
-    make_due(db)
-    assert claim(db).attempt == 3
+    make_due(db, Report)
+    assert db.committed.claim(Report).attempt == 3
 
 
 @pytest.mark.parametrize("lease", ["default", None])
@@ -185,7 +174,7 @@ def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any
             run = actor.claim(Report, lease=lease)
             SETTLINGS[call](actor, run)
         assert row(db, task)["scheduled_for"] == planned
-        make_due(db)
+        make_due(db, Report)
     with db.begin() as actor:
         actor.discard(actor.claim(Report), "no use")
         assert actor.retry(Report) == 1
@@ -198,7 +187,7 @@ def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any
 
 def test_a_running_task_that_is_enqueued_again_runs_again_at_once(db: Database) -> None:
     task = recurring(db)
-    run = claim(db)
+    run = db.committed.claim(Report)
     db.committed.enqueue(Report, [{"id": task.id, "schedule": HOURLY}], on_conflict="rerun")
     before = clock(db)
     db.committed.complete(run)
@@ -219,33 +208,19 @@ def test_consumed_runs_are_followed_by_others(db: Database) -> None:
     assert count(db, Ping) == 1
 
 
-def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  # noqa: F811
-    task = recurring(db)
-    planned = row(db, task)["available_at"]
-    assert db.committed.pause(Report)
-    seen: list[datetime] = []
-    workers.serve(Report, without_session(db, lambda run: seen.append(run.scheduled_for)), poll=timedelta(seconds=0.1))
-    time.sleep(0.4)
-    assert seen == []
-    assert db.committed.resume(Report)
-    eventually(lambda: row(db, task)["attempts_before"] == 1)
-    assert (seen, row(db, task)["available_at"]) == ([planned], planned + 2 * HOUR)
-    assert count(db, QueuePause) == 0
-
-
-def test_invalid_schedules_are_rejected(sync_db: Database) -> None:
-    with sync_db.session() as actor:
-        with pytest.raises(ArgumentError, match="not a schedule"):
-            actor.enqueue(Report, [{"schedule": "hourly"}])
-        with pytest.raises(ArgumentError, match="not a schedule"):
-            actor.enqueue(Report(schedule="hourly"))
-        actor.rollback()
-        for schedule in ("hourly", HOUR):
-            with pytest.raises(ArgumentError, match="not a schedule"):
-                actor.reschedule(Report, schedule=schedule)
-        for call in (actor.reschedule, actor.unschedule):
-            with pytest.raises(ArgumentError, match="Task has no schedules: derive it from RecurringMixin"):
-                call(Task)
+def test_invalid_schedules_are_rejected() -> None:
+    calls: list[Callable[[QueueSession], Any]] = [
+        lambda session: session.enqueue(Report, [{"schedule": "hourly"}]),
+        lambda session: session.enqueue(Report(schedule="hourly")),
+        lambda session: session.reschedule(Report, schedule="hourly"),
+        lambda session: session.reschedule(Report, schedule=HOUR),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with QueueSession() as session, pytest.raises(ArgumentError, match="not a schedule"):
+            call(session)
+    for name in ("reschedule", "unschedule"):
+        with QueueSession() as session, pytest.raises(ArgumentError, match="Task has no schedules: derive it from Rec"):
+            getattr(session, name)(Task)
 
 
 # -- recurring tasks whose schedule is changed or removed -------------------------------------------------------------
@@ -257,7 +232,7 @@ NEVER = "0 0 29 2 *"
 @pytest.mark.parametrize("running", [False, True])
 def test_reschedule(db: Database, running: bool) -> None:
     task = recurring(db)
-    run = claim(db) if running else None
+    run = db.committed.claim(Report) if running else None
     before = clock(db)
     with db.begin() as actor:
         assert actor.reschedule(Report, Report.id == task.id, schedule=Every(24 * HOUR), drift=True) == 1
@@ -273,7 +248,7 @@ def test_reschedule(db: Database, running: bool) -> None:
 
 def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Database) -> None:
     task = recurring(db)
-    run = claim(db)
+    run = db.committed.claim(Report)
     with db.session() as actor:
         actor.find(Report)
         db.committed.reschedule(Report, schedule=Every(24 * HOUR))
@@ -292,7 +267,7 @@ def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
     assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled", "scheduled"]
     assert db.committed.reschedule(Report) == 2
     assert all(row(db, task)["available_at"] > clock(db) for task in tasks[:2])
-    make_due(db)
+    make_due(db, Report)
     assert len(db.committed.claim_many(Report, limit=9)) == 3
 
 
@@ -300,7 +275,7 @@ def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
 def test_unschedule_a_running_task(db: Database, end: str) -> None:
     """There is no further run, however often this one is retried."""
     task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
-    run = claim(db, Ping)
+    run = db.committed.claim(Ping)
     assert db.committed.unschedule(Ping) == 1
     assert row(db, task)["status"] == "running"
     if end == "fail":

@@ -206,14 +206,6 @@ def test_related_rows_that_cannot_be_stored_are_rejected(db: Database, on_confli
     assert found(db) == {}
 
 
-def test_a_plain_session_behaves_the_same(sync_db: Database) -> None:
-    from sqlqueue import enqueue
-
-    with Session(sync_db.engine) as session, session.begin():
-        enqueue(session, Errand(unique_key="k", client=Client(code="a")), on_conflict="ignore")
-    assert found(sync_db) == {"k": clients(sync_db)[0]}
-
-
 def test_a_parent_that_is_just_being_flushed(db: Database) -> None:
     """Its key is not known before the flush; a plain insert waits for it."""
     for on_conflict in ("ignore", "raise"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
@@ -14,22 +12,17 @@ import pytest
 from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
-from sqlqueue.worker import fetcher as poller
+from sqlqueue.transaction.notifications import channel_of, subscribe
+from tests.suite.settlements import SETTLINGS
 from tests.suite.simultaneous import Transaction, simultaneously
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Listing
 from tests.support.rows import end_leases
-from tests.support.workers import AT_ONCE, LONG, Workers, eventually, without_session
-from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
 
 def listing(db: Database) -> RowMapping:
     with db.engine.connect() as connection:
         return connection.execute(select(Listing.__table__)).mappings().one()
-
-
-def claim(db: Database, model: Any = Listing) -> Any:
-    return db.committed.claim(model)
 
 
 def rerun(db: Database, *, how: str = "rows", **row: Any) -> None:
@@ -43,7 +36,7 @@ def test_a_running_task_runs_once_more(db: Database, key: dict[str, Any], how: s
     db.committed.add(Listing(id=1, unique_key="a", version=1))
     rerun(db, how=how, **key, version=2)  # it is waiting, so it is only changed
     runs = []
-    while task := claim(db):
+    while task := db.committed.claim(Listing):
         runs.append(task.version)
         if len(runs) == 1:
             for version in (3, 4, 5):
@@ -54,31 +47,22 @@ def test_a_running_task_runs_once_more(db: Database, key: dict[str, Any], how: s
     assert (listing(db)["status"], listing(db)["attempt"]) == ("completed", 2)
 
 
-ENDS: dict[str, Callable[[Actor, Any], Any]] = {
-    "complete": lambda actor, task: actor.complete(task),
-    "fail": lambda actor, task: actor.fail(task, "no", timedelta(0)),
-    "discard": lambda actor, task: actor.discard(task, "no"),
-    "release": lambda actor, task: actor.release(task),
-    "crash": lambda actor, task: None,
-}
-
-
 @pytest.mark.asyncio_everywhere
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", ["complete", "fail", "discard", "release", "crash"])
 def test_every_end_of_a_run_is_followed_by_a_rerun(db: Database, end: str) -> None:
     """This holds even though it was the last attempt."""
     db.committed.add(Listing(id=1, version=1))
-    task = claim(db)
+    task = db.committed.claim(Listing)
     rerun(db, id=1, version=2)
-    assert (listing(db)["status"], claim(db)) == ("running", None)
-    with db.begin() as actor:
-        ENDS[end](actor, task)
-    if end == "crash":
+    assert (listing(db)["status"], db.committed.claim(Listing)) == ("running", None)
+    if end in SETTLINGS:
+        SETTLINGS[end](db.committed, task)
+    else:
         end_leases(db, Listing)
-        assert claim(db) is None
+        assert db.committed.claim(Listing) is None
         assert db.committed.rescue(Listing) == 1
     assert (listing(db)["status"], listing(db)["finished_at"]) == ("available", None)
-    again = claim(db)
+    again = db.committed.claim(Listing)
     assert (again.version, again.attempt, again.max_attempts, again.finished_at) == (2, 2, 2, None)
     db.committed.complete(again)
     assert listing(db)["status"] == "completed"
@@ -86,17 +70,17 @@ def test_every_end_of_a_run_is_followed_by_a_rerun(db: Database, end: str) -> No
 
 def test_a_task_deleted_on_completion_stays_for_its_rerun(db: Database) -> None:
     db.committed.add(Leaflet(id=1, stage="post"))
-    task = claim(db, Leaflet)
+    task = db.committed.claim(Leaflet)
     db.committed.enqueue(Leaflet(id=1), on_conflict="rerun")
     db.committed.complete(task)
-    again = claim(db, Leaflet)
+    again = db.committed.claim(Leaflet)
     assert (again.stage, again.attempt) == ("fold", 2)
 
 
 @pytest.mark.asyncio_everywhere
 def test_a_cancelled_run_is_not_followed_by_another(db: Database) -> None:
     db.committed.add(Listing(id=1))
-    task = claim(db)
+    task = db.committed.claim(Listing)
     rerun(db, id=1)
     db.committed.cancel(task)
     assert (listing(db)["status"], listing(db)["finished_at"] is None) == ("cancelled", False)
@@ -119,23 +103,15 @@ def test_rerun_by_the_holder_of_a_lock_only_claim(db: Database, key: dict[str, A
 
 
 @pytest.mark.parametrize("end", ["complete", "discard"])
-def test_workers_are_notified_of_a_rerun(
-    db: Database,
-    workers: Workers,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    end: str,
-) -> None:
-    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
-    worker, runs = workers.make(poll=LONG), []
-    worker.handler(Listing)(without_session(db, lambda task: runs.append(task.version)))
+def test_workers_are_notified_of_a_rerun(db: Database, end: str) -> None:
     db.insert(Listing, [{"id": 1}])
-    task = claim(db)
-    workers.start(worker)
+    task = db.committed.claim(Listing)
     rerun(db, id=1, version=1)
-    time.sleep(0.5)
-    with db.begin() as actor:
-        {"complete": actor.complete, "discard": lambda task: actor.discard(task, "no")}[end](task)
-    eventually(lambda: runs == [1], AT_ONCE)
+    heard: list[int] = []
+    unsubscribe = subscribe([channel_of(Listing.__queue_spec__)], lambda: heard.append(1))
+    SETTLINGS[end](db.committed, task)
+    unsubscribe()
+    assert heard == [1]
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])
@@ -149,7 +125,7 @@ def test_older_versions_change_nothing(db: Database, key: dict[str, Any], runnin
     values = [first + timedelta(days=n) if kind == "changed_at" else n for n in range(4)]
     version = getattr(Listing, kind)
     db.committed.add(Listing(id=1, unique_key="a"))  # with no version, everything is newer
-    task = claim(db) if running else None
+    task = db.committed.claim(Listing) if running else None
 
     def enqueue(number: int, priority: int) -> RowMapping:
         row = {**key, kind: values[number], "priority": priority, "description": str(priority) * 5_000}
@@ -164,7 +140,7 @@ def test_older_versions_change_nothing(db: Database, key: dict[str, Any], runnin
     if not running:
         return
     db.committed.complete(task)
-    task = claim(db)
+    task = db.committed.claim(Listing)
     assert enqueue(2, 5)["claimed_at"] is not None, "what is not newer causes a run"
     db.committed.complete(task)
     assert listing(db)["status"] == "completed"

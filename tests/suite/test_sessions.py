@@ -16,7 +16,10 @@ import sqlqueue
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession
 from sqlqueue.outbox import claim_messages
 from sqlqueue.worker import Worker
-from tests.support.models import Base, Outgoing, QueuePause, Slot, Task, Visit
+from tests.suite.settlements import SETTLINGS
+from tests.support.harness import Database
+from tests.support.models import Base, Listing, Outgoing, QueuePause, Slot, Task, Visit
+from tests.support.plugin import on_one_engine
 
 OPERATIONS = {
     name: function
@@ -35,6 +38,24 @@ def test_an_operation_is_a_method(name: str, base: tuple[type, type]) -> None:
     session, plain = base
     assert not hasattr(plain, name), f"this would hide {plain.__name__}.{name}"
     assert getattr(session, name).__doc__ == OPERATIONS[name].__doc__ is not None
+
+
+@on_one_engine
+def test_functions_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"number": n} for n in range(len(SETTLINGS))])
+    with db.begin(class_=db.plain_class) as session:
+        assert session.run(sqlqueue.pause, Task) is True
+        assert len(session.run(sqlqueue.paused, Task)) == 1
+        assert session.run(sqlqueue.resume, Task) is True
+        for settling in SETTLINGS.values():
+            task = session.run(sqlqueue.claim, Task)
+            session.run(getattr(sqlqueue, settling.name), task, *settling.arguments)
+        session.run(sqlqueue.enqueue, Listing(unique_key="k"), on_conflict="ignore")
+    with db.begin(class_=db.plain_class) as session:
+        assert session.run(sqlqueue.overview, Task).finished_last_hour == 3
+        assert session.run(sqlqueue.stats_by, Task, Task.number)[1].total == 1
+        assert sum(bucket.completed for bucket in session.run(sqlqueue.timeline, Task)) == 1
+        assert session.run(sqlqueue.stats, Listing).total == 1
 
 
 # -- sessions that send reads and writes to different engines, as in SQLAlchemy's documentation -----------------------

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import RowMapping, select, update
+from sqlalchemy import RowMapping, select
 
-from sqlqueue import ArgumentError, ClaimLostError, claim_of
+from sqlqueue import ArgumentError, ClaimLostError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql import picks
 from sqlqueue.transaction import channel_of, subscribe
-from tests.support.harness import Actor, Database
+from tests.suite.settlements import SETTLINGS
+from tests.support.harness import Database
 from tests.support.models import Film, Leaflet, Ledger, Listing, Task
-from tests.support.rows import PAST, analyze, clock, count, end_leases, row_of
+from tests.support.rows import analyze, clock, count, end_leases, make_due
 from tests.support.workers import eventually
 
 
@@ -29,21 +29,13 @@ def film(db: Database) -> RowMapping:
     return found
 
 
-def claim(db: Database, *where: Any, model: Any = Film) -> Any:
-    return db.committed.claim(model, *where)
-
-
-def complete(db: Database, task: Any, **arguments: Any) -> None:
-    db.committed.complete(task, **arguments)
-
-
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_task_moves_from_stage_to_stage(db: Database, lease: Any) -> None:
     """Each step is one commit together with its writes, or does not happen."""
     db.committed.add(Film(id=7))
     for number, (stage, following) in enumerate([("cut", "dub"), ("dub", "print"), ("print", "print")], start=1):
         for other in {"cut", "dub", "print"} - {stage}:
-            assert claim(db, Film.stage == other) is None
+            assert db.committed.claim(Film, Film.stage == other) is None
         for commits in (False, True):
             with db.session() as actor:
                 task = actor.claim(Film, Film.stage == stage, lease=lease)
@@ -70,7 +62,7 @@ def test_workers_are_notified_of_the_next_stage(db: Database) -> None:
 def test_a_task_moves_to_a_named_stage(db: Database) -> None:
     db.committed.add(Film(stage="dub"))
     for stage in ("cut", "print", "cut"):  # forward, back, and from the last
-        complete(db, claim(db), stage=stage)
+        db.committed.complete(db.committed.claim(Film), stage=stage)
         assert (film(db)["status"], film(db)["stage"]) == ("available", stage)
     with db.session() as actor, pytest.raises(ArgumentError, match="'show': the stages of Film are cut, dub, print"):
         actor.complete(actor.claim(Film), stage="show")
@@ -99,20 +91,19 @@ def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
     """Each stage has two attempts, the second after ten seconds."""
     db.committed.add(Film())
     for stage in ("cut", "dub"):
-        task = claim(db)
+        task = db.committed.claim(Film)
         db.committed.fail(task, "no")
         failed = film(db)
         assert (failed["status"], failed["stage"]) == ("retryable", stage)
         assert timedelta(seconds=5) < failed["available_at"] - clock(db) <= timedelta(seconds=10)
-        make_due(db)
+        make_due(db, Film)
         if stage == "cut":
-            complete(db, claim(db))
+            db.committed.complete(db.committed.claim(Film))
             assert film(db)["error"] is None
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no")
     assert (film(db)["status"], film(db)["stage"], film(db)["attempt"]) == ("discarded", "dub", 4)
-    with db.begin() as actor:  # it continues in the stage where it failed, with its first attempt
-        assert actor.retry(Film) == 1
+    assert db.committed.retry(Film) == 1  # it continues in the stage where it failed, with its first attempt
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no")
     failed = film(db)
@@ -120,63 +111,50 @@ def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
     assert failed["available_at"] - clock(db) <= timedelta(seconds=10)
 
 
-def make_due(db: Database) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(update(Film.__table__).values(available_at=PAST))
-
-
-ENDS: dict[str, Callable[[Actor, Any], Any]] = {
-    "complete": lambda actor, task: actor.complete(task, stage="print"),
-    "fail": lambda actor, task: actor.fail(task, "no", timedelta(0)),
-    "discard": lambda actor, task: actor.discard(task, "no"),
-    "release": lambda actor, task: actor.release(task),
-    "crash": lambda actor, task: None,
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", ["complete", "fail", "discard", "release", "crash"])
 def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str) -> None:
     """This holds however the current run, the last attempt, ends."""
     db.committed.add(Film(id=1, stage="dub"))
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no", timedelta(0))
-    task = claim(db)
+    task = db.committed.claim(Film)
     db.committed.enqueue(Film(id=1), on_conflict="rerun")
-    with db.begin() as actor:
-        ENDS[end](actor, task)
+    if end in SETTLINGS:
+        SETTLINGS[end](db.committed, task, **({"stage": "print"} if end == "complete" else {}))
     end_leases(db, Film)
     db.committed.rescue(Film)
-    again = claim(db)
+    again = db.committed.claim(Film)
     assert (again.stage, again.attempt, again.attempts_before, again.max_attempts) == ("cut", 3, 2, 4)
-    complete(db, again)
+    db.committed.complete(again)
     assert (film(db)["stage"], film(db)["status"]) == ("dub", "available")
-    with db.begin() as actor:  # it waits there
-        actor.enqueue(Film(id=1), on_conflict="rerun")
+    db.committed.enqueue(Film(id=1), on_conflict="rerun")  # it waits there
     assert (film(db)["stage"], film(db)["status"]) == ("cut", "available")
 
 
 def test_a_run_that_is_not_repeated_continues_at_its_stage(db: Database) -> None:
     db.committed.add(Film(id=1, stage="dub"))
-    task = claim(db)
+    task = db.committed.claim(Film)
     for row in ({"id": 1}, {"id": 1, "stage": "cut"}):
         db.committed.enqueue(Film, [row], on_conflict="replace")
-    complete(db, task)
+    db.committed.complete(task)
     assert film(db)["stage"] == "print"
-    with db.begin() as actor:  # unless it waits; the first stage can be set
-        actor.enqueue(Film, [{"id": 1, "stage": "dub"}], on_conflict="replace")
-    task = claim(db, Film.stage == "dub")
+    # unless it waits; the first stage can be set
+    db.committed.enqueue(Film, [{"id": 1, "stage": "dub"}], on_conflict="replace")
+    task = db.committed.claim(Film, Film.stage == "dub")
     db.committed.enqueue(Film, [{"id": 1, "stage": "print"}], on_conflict="rerun")
-    complete(db, task)
+    db.committed.complete(task)
     assert film(db)["stage"] == "print"
 
 
-def test_tasks_that_end_early_keep_their_stage(db: Database) -> None:
-    db.committed.enqueue(Film, [{}, {}])
-    with db.begin() as actor:
-        a, b = actor.claim_many(Film, limit=2)
-        actor.discard(a, "no")
-        actor.cancel(b)
-    assert [(each["stage"], each["status"]) for each in films(db)] == [("cut", "discarded"), ("cut", "cancelled")]
+def test_tasks_that_end_early_keep_their_stage_and_error(db: Database) -> None:
+    db.committed.enqueue(Film, [{}, {}, {"max_attempts": 1}])
+    discarded, cancelled, _ = db.committed.claim_many(Film, limit=3)
+    db.committed.discard(discarded, "no")
+    db.committed.cancel(cancelled)
+    end_leases(db, Film)
+    assert db.committed.rescue(Film) == 1
+    ended = [(each["status"], (each["error"] or "")[:7]) for each in films(db) if each["stage"] == "cut"]
+    assert ended == [("discarded", "no"), ("cancelled", ""), ("discarded", "crashed")]
 
 
 @pytest.mark.parametrize("lease", ["default", None])
@@ -188,9 +166,6 @@ def test_a_task_deleted_on_completion_is_deleted_after_its_last_stage(db: Databa
             actor.complete(tasks)
             assert sum(task in actor.sync_session for task in tasks) == left, "the instance of what is gone stays"
         assert count(db, Leaflet) == count(db, Leaflet, Leaflet.stage == "post") == left
-
-
-def test_a_task_consumed_at_its_last_stage_is_gone(db: Database) -> None:
     db.insert(Leaflet, [{"id": 7, "stage": "post"}])
     with db.begin() as actor:
         task = actor.consume(Leaflet)
@@ -218,38 +193,23 @@ def test_completion_and_follow_up_are_one_commit(db: Database, crashes: bool) ->
     working.enqueue(Listing(unique_key="of task 1"))
     if crashes:
         working.run(lambda session: session.invalidate())
-        eventually(lambda: claim(db, model=Task))  # the server has to notice first
+        eventually(lambda: db.committed.claim(Task))  # the server has to notice first
     else:
         working.commit()
-        assert claim(db, model=Task) is None
-    assert (claim(db, model=Listing) is None) is crashes
+        assert db.committed.claim(Task) is None
+    assert (db.committed.claim(Listing) is None) is crashes
 
 
 def test_a_lost_claim_enqueues_no_follow_up(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
-    task = claim(db, model=Task)
+    task = db.committed.claim(Task)
     end_leases(db)
-    assert claim(db, model=Task) is not None
+    assert db.committed.claim(Task) is not None
     with db.session() as actor:
         actor.enqueue(Listing(unique_key="of task 1"))
         with pytest.raises(ClaimLostError):
             actor.complete(task)
     assert count(db, Listing) == 0
-
-
-@pytest.mark.parametrize("call", ["discard", "rescue"])
-def test_a_staged_task_keeps_its_error(db: Database, call: str) -> None:
-    db.insert(Leaflet, [{"id": 1}])
-    with db.begin() as actor:
-        claim = claim_of(actor.claim(Leaflet))
-        if call == "discard":
-            actor.discard(claim, "for a reason")
-    if call == "rescue":
-        end_leases(db, Leaflet)
-        assert db.committed.rescue(Leaflet) == 1
-    found = row_of(db, claim)
-    assert found["status"] == "discarded"
-    assert found["error"]
 
 
 # -- the result of a task is stored with it, as JSON ------------------------------------------------------------------

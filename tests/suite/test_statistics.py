@@ -268,12 +268,3 @@ def test_a_class_of_two_tables(db: Database) -> None:
             "credit_note": 3,
             "invoice": 1,
         }
-
-
-def test_functions_on_a_plain_session(db: Database) -> None:
-    db.insert(Task, [{"number": 7}])
-    db.insert(Task, [finished(clock(db))])
-    with db.begin(class_=db.plain_class) as session:
-        assert session.run(sqlqueue.overview, Task).finished_last_hour == 1
-        assert session.run(sqlqueue.stats_by, Task, Task.number)[7].total == 1
-        assert sum(bucket.completed for bucket in session.run(sqlqueue.timeline, Task, bucket=DAY)) == 1

@@ -138,6 +138,12 @@ def end_leases(db: Database, model: Any = Task) -> None:
     db.execute(update(model.__table__).where(model.status == "running").values(available_at=PAST))
 
 
+def make_due(db: Database, model: Any) -> None:
+    """Let the time of all rows be past."""
+    with db.engine.begin() as connection:
+        connection.execute(update(model.__table__).values(available_at=PAST))
+
+
 def count(db: Database, model: Any, *where: Any) -> int:
     with db.engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(model.__table__).where(*where))
