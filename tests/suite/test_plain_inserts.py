@@ -35,13 +35,6 @@ def by_plain_sql(db: Database, model: Any, **given: Any) -> None:
         actor.execute(insert(bare).values(row))
 
 
-def claimable(db: Database, model: Any = Task) -> list[str]:
-    actor = db.session()
-    found = [task.name for task in actor.claim_many(model, limit=9)]
-    actor.rollback()
-    return sorted(found)
-
-
 def test_a_task_inserted_without_a_time_is_available_now(sync_db: Database) -> None:
     for number, db in enumerate(zones(sync_db)):
         before = clock(sync_db) - sync_db.case.time_resolution
@@ -65,10 +58,12 @@ def test_defaults_are_as_fine_as_the_clock(sync_db: Database) -> None:
 def test_a_task_inserted_for_later_is_not_claimed_before(sync_db: Database) -> None:
     now = clock(sync_db)
     for db in zones(sync_db):
-        by_plain_sql(db, Task, name="later", available_at=now + HOUR)
-        by_plain_sql(db, Task, name="due", available_at=now - HOUR)
+        for hours in (-9, -5, -1, 1, 5, 9):
+            by_plain_sql(db, Task, number=hours, available_at=now + hours * HOUR)
+            db.committed.enqueue(Task(number=hours, available_at=now + hours * HOUR))
         for claimer in zones(sync_db):
-            assert claimable(claimer) == ["due"]
+            with claimer.session() as actor:
+                assert sorted(task.number for task in actor.claim_many(Task, limit=20)) == [-9, -9, -5, -5, -1, -1]
         with sync_db.begin() as actor:
             actor.query(Task).delete()
 

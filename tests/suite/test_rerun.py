@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
-from sqlqueue.transaction.notifications import channel_of, subscribe
+from sqlqueue.transaction import channel_of, subscribe
 from tests.suite.settlements import SETTLINGS
 from tests.suite.simultaneous import Transaction, simultaneously
 from tests.support.harness import Actor, Database

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func
 
-import sqlqueue
-from sqlqueue import ArgumentError, QueueOverview, Status, hung
+from sqlqueue import ArgumentError, QueueOverview, QueueSession, Status, hung
 from sqlqueue.sql import NEVER
 from tests.suite.finished import DAY, HOUR, MINUTE, SECOND, elsewhere, finished
 from tests.support.harness import Database
@@ -61,6 +60,8 @@ def test_overview(db: Database) -> None:
         some = session.overview(Task, Task.id > 3)
         waiting = session.overview(Task, Task.id == 1)
         crashed = session.stats(Task, Task.id == 7)
+        assert [task.id for task in session.find(Task, hung(Task))] == [7, 8]
+        assert session.stats(Task, hung(Task)).counts == {**dict.fromkeys(Status, 0), "running": 2}
     assert (found.counts, found.total, found.unfinished) == (stats.counts, 12, 8)
     assert (found.hung, stats.hung, found.claimable, found.overdue) == (2, 2, 5, 2)
     assert (found.finished_last_minute, found.finished_last_hour) == (2, 3)
@@ -183,18 +184,10 @@ def test_a_criterion_is_evaluated_for_a_limited_number_of_rows(sync_db: Database
     assert sum(group.count for group in last) < 12
 
 
-@pytest.mark.parametrize("call", [sqlqueue.stats, sqlqueue.overview, sqlqueue.errors])
-def test_a_cap_is_a_positive_number(db: Database, call: Any) -> None:
-    with db.session() as session, pytest.raises(ArgumentError, match="cap"):
-        session.run(call, Task, cap=0)
-
-
-def test_hung_tasks_can_be_found(db: Database) -> None:
-    for number, columns in situations(db).items():
-        db.insert(Task, [{"id": number, **columns}])
-    with db.begin() as session:
-        assert [task.id for task in session.find(Task, hung(Task))] == [7, 8]
-        assert session.stats(Task, hung(Task)).counts == {**dict.fromkeys(Status, 0), "running": 2}
+@pytest.mark.parametrize("call", ["stats", "overview", "errors"])
+def test_a_cap_is_a_positive_number(call: str) -> None:
+    with QueueSession() as session, pytest.raises(ArgumentError, match="cap"):
+        getattr(session, call)(Task, cap=0)
 
 
 def test_stats_by_a_column(db: Database) -> None:

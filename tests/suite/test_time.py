@@ -93,18 +93,6 @@ def test_the_database_clock_is_in_utc(db: Database, host_zone: str) -> None:
         assert abs(each.session().scalar(select(utcnow())) - clock(db)) < timedelta(seconds=10)
 
 
-def test_an_hour_from_now_is_the_same_in_every_time_zone(sync_db: Database, host_zone: str) -> None:
-    now = clock(sync_db)
-    for db in zones(sync_db):
-        db.committed.enqueue(Task, [{"number": n, "available_at": now + n * HOUR} for n in (-9, -5, -1, 1, 5, 9)])
-        for claimer in zones(sync_db):
-            actor = claimer.session()
-            assert [task.number for task in actor.claim_many(Task, limit=9)] == [-9, -5, -1]
-            actor.rollback()
-        with db.begin() as actor:
-            actor.query(Task).delete()
-
-
 def test_retries_snoozes_and_heartbeats_go_by_the_databases_clock(sync_db: Database, host_zone: str) -> None:
     sync_db.insert(Task, rows(3))
     for db in zones(sync_db):

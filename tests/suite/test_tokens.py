@@ -18,7 +18,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.worker.jobs import COMPLETED, RELEASED, write_outcomes, write_what_is_free
 from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.harness import Actor, Database
-from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
+from tests.support.models import Ledger, Listing, Outgoing, Seat, Slot, Spool, Task, Visit
 from tests.support.rows import count
 
 NAME = "mailer 1"
@@ -132,37 +132,17 @@ def test_a_key_of_two_columns(db: Database) -> None:
 
 
 @every_call
-@pytest.mark.parametrize("model", [Spool, Mail])
-def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: str) -> None:
+def test_a_reused_primary_key_has_another_token(db: Database, call: str) -> None:
     """An application may reuse its own keys; SQLite reuses generated ones."""
-    db.insert(model, [{"id": 1}])
-    (first,) = claims(db, model)
+    db.insert(Spool, [{"id": 1}])
+    (first,) = claims(db, Spool)
     db.committed.complete(first)
-    db.committed.prune(model, timedelta(0))
-    db.insert(model, [{"id": 1}])
-    (second,) = claims(db, model)
+    db.insert(Spool, [{"id": 1}])
+    (second,) = claims(db, Spool)
     assert (first.identity, first.attempt) == (second.identity, second.attempt)
     with db.session() as actor:
         assert_lost(db, actor, call, first)
         SETTLINGS[call](actor, second)
-        actor.commit()
-
-
-@pytest.mark.asyncio_everywhere
-@pytest.mark.requires("reuses_keys")
-@pytest.mark.parametrize("model", [Spool, Mail])
-def test_a_reused_rowid_has_another_token(db: Database, model: Any) -> None:
-    db.committed.add(model())
-    (first,) = claims(db, model)
-    with db.begin() as other:
-        other.complete(first)
-        other.prune(model, timedelta(0))
-        other.add(model())
-    (second,) = claims(db, model)
-    assert (first.identity, first.attempt) == (second.identity, second.attempt)
-    with db.session() as actor:
-        assert_lost(db, actor, "complete", first)
-        actor.complete(second)
         actor.commit()
 
 

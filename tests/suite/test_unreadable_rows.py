@@ -34,7 +34,8 @@ from tests.support.models import (
     Task,
     Visit,
 )
-from tests.support.rows import PAST, clock
+from tests.support.rows import PAST, clock, make_due
+from tests.support.workers import statuses
 
 PREFIX = "cannot be read: "
 
@@ -81,13 +82,6 @@ def seen(db: Database, model: Any = Sign) -> dict[int, Any]:
         return {row.id: row for row in connection.execute(read)}
 
 
-def states(db: Database, model: Any = Sign) -> dict[int, str]:
-    """The status of each row."""
-    with db.engine.connect() as connection:
-        rows = connection.execute(select(model.id, model.status).order_by(model.id))
-        return {row.id: row.status for row in rows}
-
-
 def waits(db: Database, row: Any, number: int = 1, delay: timedelta = timedelta(minutes=10)) -> bool:
     """Whether a row was postponed for the `number`th time, without counting an attempt."""
     assert row.error.startswith(PREFIX)
@@ -127,12 +121,6 @@ def test_others_are_claimed_instead(db: Database) -> None:
     assert [task.id for task in db.committed.claim_many(Sign, limit=2)] == [3, 4]
 
 
-def test_due_rows(db: Database) -> None:
-    signs(db, "rose", "dove", "rose", status="scheduled", available_at=PAST)
-    assert [task.id for task in db.committed.claim_many(Sign, limit=10)] == [1, 3]
-    assert waits(db, seen(db)[2])
-
-
 def test_ready_and_due_rows_of_one_claim(db: Database) -> None:
     signs(db, "rose", "dove")
     db.insert(Sign, [{"id": n, "status": "scheduled", "available_at": PAST} for n in (3, 4, 5)])
@@ -152,14 +140,14 @@ def test_a_claim_does_not_go_through_all_rows_that_cannot_be_read(
     monkeypatch.setattr(sys.modules["sqlqueue.operations.claiming"], "PATIENCE", 0)
     signs(db, *["dove"] * 25, "rose")
     claims = 0
-    while list(states(db).values()).count("scheduled") < 25:
+    while list(statuses(db, Sign).values()).count("scheduled") < 25:
         claims += 1
         with db.begin() as actor:
             tasks = [task for task in METHODS[method](actor) if task is not None]
             assert len(tasks) <= 1
             assert all(task.id == 26 for task in tasks)
             actor.complete(tasks) if method != "consume_many" else None
-        assert list(states(db).values()).count("scheduled") <= 10 * claims
+        assert list(statuses(db, Sign).values()).count("scheduled") <= 10 * claims
     assert claims >= 3
 
 
@@ -168,7 +156,7 @@ def test_nor_does_a_claim_of_limited_tasks(db: Database, monkeypatch: pytest.Mon
     db.insert(Visit, [{"id": n, "limit_key": str(n % 12)} for n in range(1, 25)])
     with riddles(Visit, *range(1, 25)), db.begin() as actor:
         assert actor.claim_many(Visit, limit=4) == []
-    assert list(states(db, Visit).values()).count("scheduled") == 4
+    assert list(statuses(db, Visit).values()).count("scheduled") == 4
 
 
 def test_the_transaction_keeps_its_earlier_writes(db: Database) -> None:
@@ -193,13 +181,6 @@ def test_a_rollback_undoes_everything(db: Database) -> None:
     assert (row.status, row.attempt, row.max_attempts, row.error) == ("available", 0, 5, None)
 
 
-def again(db: Database, model: Any = Sign) -> None:
-    """Let the time of waiting rows come."""
-    with db.engine.begin() as connection:
-        table = model.__table__
-        connection.execute(update(table).where(table.c.status == "scheduled").values(available_at=PAST))
-
-
 @pytest.mark.parametrize("method", ["claim_many", "lock", "consume_many"])
 def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) -> None:
     signs(db, "dove")
@@ -207,7 +188,7 @@ def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) 
         with db.begin() as actor:
             assert METHODS[method](actor) == []
         assert waits(db, seen(db)[1], number)
-        again(db)
+        make_due(db, Sign)
     with db.begin() as actor:
         assert METHODS[method](actor) == []
     row = seen(db)[1]
@@ -220,7 +201,7 @@ def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) 
     assert waits(db, seen(db)[1], 1)
     with db.engine.begin() as connection:
         connection.execute(text("UPDATE sign SET symbol = 'rose'"))
-    again(db)
+    make_due(db, Sign)
     with db.begin() as actor:
         (task,) = METHODS[method](actor)
         assert task.id == 1
@@ -330,7 +311,7 @@ def test_a_recurring_task_without_a_time_does_not_run_at_once_later(db: Database
     db.insert(Report, [{"id": 1, "schedule": "PT1H"}])
     with riddles(Report, 1), db.begin() as actor:
         assert actor.claim(Report, lease=lease) is None
-    again(db, Report)
+    make_due(db, Report)
     assert db.committed.claim(Report, lease=lease) is None
     with db.begin() as actor:
         report = actor.get(Report, 1)
@@ -350,7 +331,7 @@ def test_one_line_is_logged_for_each_row(db: Database, caplog: pytest.LogCapture
     for _ in range(3):
         with caplog.at_level(logging.ERROR), db.begin() as actor:
             assert actor.claim(Sign) is None
-        again(db)
+        make_due(db, Sign)
     assert len(caplog.records) == 2
     assert {record.identity for record in caplog.records} == {(1,), (2,)}  # type: ignore[attr-defined]
 
@@ -362,7 +343,7 @@ def test_a_claiming_block(db: Database) -> None:
             assert task.id == 2
         with actor.claiming(Sign) as task:
             assert task is None
-    assert states(db) == {1: "scheduled", 2: "completed"}
+    assert statuses(db, Sign) == {1: "scheduled", 2: "completed"}
 
 
 @pytest.mark.parametrize("lease", ["default", None])
@@ -373,7 +354,7 @@ def test_an_unknown_polymorphic_identity(db: Database, lease: Any) -> None:
     with db.begin() as actor:
         assert [task.id for task in actor.claim_many(Notice, limit=10, lease=lease)] == [1, 3]
         actor.complete([task for task in actor.sync_session if isinstance(task, Notice)])
-    assert states(db, Notice)[2] == "scheduled"
+    assert statuses(db, Notice)[2] == "scheduled"
 
 
 def test_pruning_rows_of_several_tables(db: Database) -> None:
@@ -397,7 +378,7 @@ def test_the_parent_of_an_eager_relationship(db: Database, loading: Any) -> None
     with riddles(Account, 2), db.begin() as actor:
         mails = actor.claim_many(Mail, limit=10, options=[loading(Mail.account)])
         assert [(mail.id, mail.account.id) for mail in mails] == [(2, 1), (4, 1)]
-    assert states(db, Mail) == {1: "scheduled", 2: "running", 3: "scheduled", 4: "running"}
+    assert statuses(db, Mail) == {1: "scheduled", 2: "running", 3: "scheduled", 4: "running"}
 
 
 def test_errors_that_are_not_about_a_row_are_raised(db: Database) -> None:
@@ -417,4 +398,4 @@ def test_errors_that_are_not_about_a_row_are_raised(db: Database) -> None:
             event.remove(db.session_engine, "before_cursor_execute", fail)
     with db.session() as actor, pytest.raises(SQLAlchemyError):
         actor.claim(Sign, options=[joinedload(Mail.account)])
-    assert states(db) == {1: "available"}
+    assert statuses(db, Sign) == {1: "available"}

@@ -87,8 +87,6 @@ class EngineCase:
     """Each catalog query ends within the time that a stopping worker waits for its own statements."""
     statements_row: str = ""
     """The label of its row of statement counts in docs/explanation/semantics.md."""
-    reuses_keys: bool = False
-    """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
     """A claim and an insert of a child row of the claimed row do not wait for each other."""
     foreign_keys_sql: str | None = None

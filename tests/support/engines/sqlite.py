@@ -30,7 +30,6 @@ SQLITE = EngineCase(
     embedded=_sqlite,
     small=True,
     one_writer=True,
-    reuses_keys=True,
     foreign_keys_sql="PRAGMA foreign_keys = ON",
     impatient_sql="PRAGMA busy_timeout = 100",
     statistics="ANALYZE {table}",
