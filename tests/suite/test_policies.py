@@ -21,7 +21,6 @@ from sqlqueue import (
 from sqlqueue.worker import registration as maintenance
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task
-from tests.support.plugin import sync_on_one_engine
 from tests.support.rows import TICK, clock, count, end_leases, row
 from tests.support.workers import LONG, Workers, eventually, with_session, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
@@ -112,7 +111,7 @@ def test_retry_in_overrides_the_policy(sync_db: Database) -> None:
     assert row(sync_db, task)["status"] == "retryable"
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 @pytest.mark.parametrize("session", [True, False])
 def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, session: bool) -> None:  # noqa: F811
     sync_db.insert(Message, [{"id": number, "kind": kind} for number, kind in enumerate(ERRORS, 1)])
@@ -165,7 +164,7 @@ def test_dead_letters_have_their_own_retention(sync_db: Database) -> None:
         sync_db.committed.prune(Message, timedelta(0))
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_workers_respect_the_retention_of_dead_letters(
     sync_db: Database,
     workers: Workers,  # noqa: F811

@@ -16,7 +16,6 @@ from sqlqueue.sql import NEVER
 from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
-from tests.support.plugin import sync_on_one_engine
 from tests.support.rows import PAST, clock, count
 
 DAY = timedelta(days=1)
@@ -63,7 +62,7 @@ def test_a_row_from_before_can_be_redriven(db: Database) -> None:
     assert db.committed.prune(Mail, timedelta(0)) == 1
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
     assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of Mail are deleted.\n"
@@ -155,7 +154,7 @@ def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> Non
         other.drop(strict_db.engine)
 
 
-@sync_on_one_engine
+@pytest.mark.one_engine
 def test_the_command_reports_how_many_rows_stay(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
     sync_db.insert(Attachment, [{"mail_id": 1}])

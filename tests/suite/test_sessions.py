@@ -19,7 +19,6 @@ from sqlqueue.worker import Worker
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Base, Listing, Outgoing, QueuePause, Slot, Task, Visit
-from tests.support.plugin import on_one_engine
 
 OPERATIONS = {
     name: function
@@ -40,7 +39,7 @@ def test_an_operation_is_a_method(name: str, base: tuple[type, type]) -> None:
     assert getattr(session, name).__doc__ == OPERATIONS[name].__doc__ is not None
 
 
-@on_one_engine
+@pytest.mark.one_engine
 def test_functions_on_a_plain_session(db: Database) -> None:
     db.insert(Task, [{"number": n} for n in range(len(SETTLINGS))])
     with db.begin(class_=db.plain_class) as session:
