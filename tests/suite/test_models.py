@@ -40,6 +40,8 @@ from tests.support.models import (
     Ticket,
 )
 
+pytestmark = pytest.mark.sync_only
+
 METADATA = Base.metadata
 """Its tables exist on every engine."""
 

@@ -21,6 +21,8 @@ from tests.support.harness import Database
 from tests.support.models import Mail, Notice, QueuePause, Reminder, Task
 from tests.support.rows import clock, rows, waited
 
+pytestmark = pytest.mark.sync_only
+
 
 def keys(db: Database) -> set[str]:
     with db.engine.connect() as connection:
@@ -66,6 +68,7 @@ def test_classes_of_one_table_are_paused_together(db: Database) -> None:
         assert session.paused(Notice)
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_pause_waits_for_an_open_change(db: Database, resumes: bool) -> None:
     if resumes:

@@ -16,6 +16,8 @@ from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, clock, ids, load_all, row, waited, without_waiting, zones
 from tests.support.workers import eventually, statuses
 
+pytestmark = pytest.mark.sync_only
+
 HOUR = timedelta(hours=1)
 OWN: Mapping[Any, Mapping[str, Any]] = {
     Task: {"name": "", "number": 0},

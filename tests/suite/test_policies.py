@@ -25,6 +25,8 @@ from tests.support.rows import TICK, clock, count, end_leases, row
 from tests.support.workers import LONG, Workers, eventually, with_session, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.sync_only
+
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 
 

@@ -14,6 +14,8 @@ from tests.support.models import Listing, Report, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, end_leases, rows
 from tests.support.workers import statuses
 
+pytestmark = pytest.mark.sync_only
+
 __all__ = ["archive"]
 
 OF_WORKER = -77

@@ -18,6 +18,8 @@ from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
 from tests.support.rows import PAST, clock, count
 
+pytestmark = pytest.mark.sync_only
+
 DAY = timedelta(days=1)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
 ADOPTED = {"status": "completed", "finished_at": None, "available_at": NEVER, "created_at": PAST}

@@ -21,6 +21,8 @@ from tests.support.harness import Database
 from tests.support.models import Ledger, Ping, Reading, Report, Task
 from tests.support.rows import PAST, TICK, clock, count, end_leases, make_due, row, row_of
 
+pytestmark = pytest.mark.sync_only
+
 HOUR, HOURLY = timedelta(hours=1), "PT3600S"
 
 

@@ -18,6 +18,8 @@ from tests.support.harness import Database
 from tests.support.models import Base, Task
 from tests.support.rows import clock
 
+pytestmark = pytest.mark.sync_only
+
 __all__ = ["fleet", "sync_fleet"]
 
 

@@ -14,6 +14,8 @@ from sqlqueue import ArgumentError, UniqueMixin
 from tests.support.harness import Database
 from tests.support.models import Base
 
+pytestmark = pytest.mark.sync_only
+
 HOWS = ("ignore", "replace", "rerun")
 labelling = Table(
     "labelling",

@@ -15,6 +15,8 @@ from tests.support.harness import Database
 from tests.support.models import Chore, CreditNote, Film, Listing, Order, Report, Spool, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, count
 
+pytestmark = pytest.mark.sync_only
+
 FINAL: tuple[Any, ...] = ("completed", "cancelled", "discarded")
 ENDED = {"finished_at": PAST, "available_at": PAST, "attempt": 3, "max_attempts": 3}
 ON_CONFLICT: tuple[Any, ...] = ("ignore", "replace", "rerun")
@@ -119,6 +121,7 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("limit", [{}, {"limit": 500}], ids=["all", "limited"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_taken_key_leaves_its_task_and_no_other(

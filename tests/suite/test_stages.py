@@ -18,6 +18,8 @@ from tests.support.models import Film, Leaflet, Ledger, Listing, Task
 from tests.support.rows import analyze, clock, count, end_leases, make_due
 from tests.support.workers import eventually
 
+pytestmark = pytest.mark.sync_only
+
 
 def films(db: Database) -> list[RowMapping]:
     with db.engine.connect() as connection:

@@ -15,6 +15,8 @@ from tests.support.harness import Database
 from tests.support.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task
 from tests.support.rows import PAST, TOMORROW, clock
 
+pytestmark = pytest.mark.sync_only
+
 
 def situations(db: Database) -> dict[int, dict[str, Any]]:
     """Insert one task in each situation that operators distinguish."""

@@ -35,6 +35,8 @@ from tests.support import tables
 from tests.support.harness import Actor, Database
 from tests.support.rows import PAST, TOMORROW
 
+pytestmark = pytest.mark.sync_only
+
 OTHER, MINE = 6, 7
 REFUSALS = (ArgumentError, DuplicateTaskError, DBAPIError)
 """DBAPIError: a policy of the server has refused a statement."""

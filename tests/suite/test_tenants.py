@@ -19,6 +19,8 @@ from tests.support.models import Base
 from tests.support.polling import next_due
 from tests.support.rows import rows
 
+pytestmark = pytest.mark.sync_only
+
 
 class HasTenant:
     tenant: Mapped[int] = mapped_column(Integer)

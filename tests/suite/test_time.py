@@ -20,6 +20,8 @@ from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import clock, row, rows, zones
 
+pytestmark = pytest.mark.sync_only
+
 HOUR = timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")
 

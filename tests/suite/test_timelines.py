@@ -20,6 +20,8 @@ from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import PAST, analyze, clock
 
+pytestmark = pytest.mark.sync_only
+
 MICROSECOND = timedelta(microseconds=1)
 MIDNIGHT = datetime(2020, 1, 6, tzinfo=UTC)  # a Monday
 

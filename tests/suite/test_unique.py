@@ -18,6 +18,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import CreditNote, Invoice, Leaflet, Listing
 from tests.support.rows import TOMORROW, clock, count, end_leases
 
+pytestmark = pytest.mark.sync_only
+
 MINUTE = timedelta(minutes=1)
 
 
@@ -136,6 +138,7 @@ BY_EITHER = "^Listing with id 1 or an unfinished Listing with unique_key 'a' exi
     ],
     ids=["unique", "primary", "both", "many", "twice"],
 )
+@pytest.mark.every_engine
 @pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
 def test_a_duplicate_is_named(db: Database, rows: list[dict[str, Any]], said: str, as_rows: bool) -> None:
     db.committed.enqueue(Listing(id=1, unique_key="a"))

@@ -37,6 +37,8 @@ from tests.support.models import (
 from tests.support.rows import PAST, clock, make_due
 from tests.support.workers import statuses
 
+pytestmark = pytest.mark.sync_only
+
 PREFIX = "cannot be read: "
 
 

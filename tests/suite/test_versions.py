@@ -16,6 +16,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Base, Listing
 from tests.support.rows import load_all
 
+pytestmark = pytest.mark.sync_only
+
 
 class Draft(UniqueMixin, Base):
     """A model with an integer version."""

@@ -14,6 +14,8 @@ from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
 
+pytestmark = pytest.mark.sync_only
+
 HOUR = timedelta(hours=1)
 
 

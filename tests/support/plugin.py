@@ -40,6 +40,7 @@ _asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"),
 CASES_BY_MARK = {
     "asyncio_everywhere": {"db": [_chosen(case, mode) for case in SELECTED for mode in MODES]},
     "asyncio_only": {"db": [_chosen(_asyncio_engine, "async")]},
+    "sync_only": {"db": [_chosen(case, "sync") for case in SELECTED]},
     "every_engine": {},  # for a test in a file with another of these marks
     "one_engine": {"db": [_chosen(_ONE, mode) for mode in MODES], "sync_db": [_chosen_sync(_ONE)]},
 }
