@@ -36,6 +36,7 @@ def test_pause_and_resume(db: Database) -> None:
     with db.begin() as session:
         assert session.resume(Task) is False
         assert session.paused(Task) == []
+    with db.begin() as session:
         assert session.pause(Task, reason="the mail server is down", paused_by="ada") is True
         assert session.pause(Task, reason="within the same transaction") is False
     assert db.committed.pause(Task, reason="second", paused_by="grace") is False
@@ -43,12 +44,14 @@ def test_pause_and_resume(db: Database) -> None:
     assert (pause.topic, pause.paused_by, pause.reason) == (None, "ada", "the mail server is down")
     assert abs(pause.paused_at - clock(db)) < timedelta(minutes=1)
     assert db.committed.paused(Mail) == []
+    with db.session() as session:
+        session.pause(Mail)
+        session.rollback()
+    assert keys(db) == {"task"}, "a pause is part of the transaction"
     with db.begin() as session:
         assert session.resume(Task) is True
         assert session.paused(Task) == []
-        session.pause(Task)
-        session.rollback()
-    assert keys(db) == {"task"}, "a pause is part of the transaction"
+    assert keys(db) == set()
 
 
 def test_topics_are_paused_by_themselves(db: Database) -> None:

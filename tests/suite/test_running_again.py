@@ -188,7 +188,7 @@ def test_what_the_transaction_did_before_stays(db: Database) -> None:
 @pytest.mark.parametrize("detached", [False, True], ids=["persistent", "detached"])
 def test_a_stored_instance_acts_by_its_key(db: Database, on_conflict: str, detached: bool) -> None:
     ended = {"name": "mine", "error": "no", **ENDED}
-    db.insert(Task, [{"id": n, "status": status, **ended} for n, status in enumerate(FINAL)])
+    db.insert(Task, [{"id": n, "status": status, **ended} for n, status in enumerate(FINAL, 1)])
     stays = on_conflict == "ignore"
     with db.session() as actor:
         tasks = actor.find(Task)
@@ -198,7 +198,7 @@ def test_a_stored_instance_acts_by_its_key(db: Database, on_conflict: str, detac
         for task, status in () if detached else zip(tasks, FINAL, strict=True):
             assert task.status == (status if stays else "available")
         actor.commit()
-    for key, status in enumerate(FINAL):
+    for key, status in enumerate(FINAL, 1):
         again = row(db, key=key)
         expected = (status, 3, 3) if stays else ("available", 3, 6)
         assert (again.status, again.attempt, again.max_attempts, again.name) == (*expected, "mine")
