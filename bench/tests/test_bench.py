@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, make_url
@@ -13,23 +11,16 @@ from bench.baselines import BASELINES
 from bench.models import KeyKind
 from bench.plan import Plan
 from bench.processes import process_pool
-from bench.tests.command import bench
+from bench.tests.command import bench, reported
 from bench.workloads import MakeWorkload, Workload
 from sqlqueue.evaluation.support import EvaluationError
 from tests.support.harness import Database
 
-
-def url_of(db: Database) -> str:
-    return db.url.render_as_string(hide_password=False)
+SIZE = ("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2)
 
 
 def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
-    result = bench(
-        *("--url", url_of(sync_db), "--only", "enqueue,drain", "--json"),
-        *("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2, "--batch", 10),
-    )
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = reported(sync_db.url, "--only", "enqueue,drain", *SIZE, "--batch", 10)
     assert report["machine"]["sqlalchemy"].startswith("2.")
     assert report.keys() == {"machine", "wanted", "baseline", "enqueue", "drain"}
     ours = [figure for section in ("enqueue", "drain") for figure in report[section] if figure["kind"] == "sqlqueue"]
@@ -42,30 +33,24 @@ def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     assert not [name for name in inspect(sync_db.engine).get_table_names() if name.startswith("sqlqueue_bench_")]
 
 
-def test_drains_are_restricted_to_one_kind_of_work(tmp_path: Path) -> None:
-    size = ("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2)
-    url = f"sqlite:///{tmp_path}/bench.db"
-    result = bench("--url", url, "--only", "drain", "--work", "inserting a row, two", *size, "--json")
-    assert result.exit_code == 0, result.stderr
-    forms = {figure["form"] for figure in json.loads(result.stdout)["drain"]}
-    assert forms == {"inserting a row, two commits, 2 threads"}
-    unknown = bench("--url", url, "--only", "drain", "--work", "unheard of", *size)
+def test_drains_are_restricted_to_one_kind_of_work(url: str) -> None:
+    drains = reported(url, "--only", "drain", "--work", "inserting a row, two", *SIZE)["drain"]
+    assert {figure["form"] for figure in drains} == {"inserting a row, two commits, 2 threads"}
+    unknown = bench(url, "--only", "drain", "--work", "unheard of", *SIZE)
     assert unknown.exit_code == 2
     assert "no kind of work has a name that contains 'unheard of'" in " ".join(unknown.stderr.split())
 
 
 @pytest.mark.requires("notifies")
 def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> None:
-    result = bench("--url", url_of(sync_db), "--only", "pickup", "--tasks", 20, "--idle", 1, "--json")
-    assert result.exit_code == 0, result.stderr
-    listening, looking = json.loads(result.stdout)["pickup"]
+    listening, looking = reported(sync_db.url, "--only", "pickup", "--tasks", 20, "--idle", 1)["pickup"]
     assert (listening["by_hand"]["count"], listening["enqueued"]["count"]) == (20, 20)
     assert looking["by_hand"] is None
 
 
-def test_without_a_baseline_there_are_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_baseline_there_are_no_ratios(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(BASELINES, "pysqlite")
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--jobs", 5, "--rounds", 2)
+    result = bench(url, "--only", "enqueue", "--jobs", 5, "--rounds", 2)
     assert result.exit_code == 0, result.stderr
     assert "no hand-written baseline for this driver" in result.stdout
     assert "enqueue(job)" in result.stdout
@@ -77,10 +62,13 @@ TELLING = ("postgresql", "mariadb")
 """Engines whose server reports the duration of statements to any account. MySQL reports it to some accounts."""
 
 
+@pytest.fixture(autouse=True)
+def _few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.run._AMID", 100)
+
+
 def test_growth_is_measured_on_request(sync_db: Database) -> None:
-    result = bench("--url", url_of(sync_db), *GROWTH, "--json")
-    assert result.exit_code == 0, result.stderr
-    growth = json.loads(result.stdout)["growth"]
+    growth = reported(sync_db.url, *GROWTH)["growth"]
     assert [each["rows"] for each in growth["amid"]] == [0, 50]
     for each in growth["amid"]:
         assert each["server_microseconds"] is None or 0 < each["server_microseconds"] < 1e6 / each["rate"]["least"]
@@ -98,21 +86,16 @@ def test_growth_is_measured_on_request(sync_db: Database) -> None:
         assert held["server"]["ratio_to_least"] == pytest.approx(last / min(each), rel=0.01)
 
 
-def test_growth_is_measured_with_a_single_job(tmp_path: Path) -> None:
-    options = ("--only", "growth", "--sizes", 0, "--rounds", 1, "--jobs", 1, "--json")
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", *options)
-    assert result.exit_code == 0, result.stderr
-    assert min(json.loads(result.stdout)["growth"]["under_snapshot"]["rates"]) > 0
+def test_growth_is_measured_with_a_single_job(url: str) -> None:
+    growth = reported(url, "--only", "growth", "--sizes", 0, "--rounds", 1, "--jobs", 1)["growth"]
+    assert min(growth["under_snapshot"]["rates"]) > 0
 
 
 def test_growth_is_shown_as_text(sync_db: Database) -> None:
-    result = bench("--url", url_of(sync_db), *GROWTH)
+    result = bench(sync_db.url, *GROWTH)
     assert result.exit_code == 0, result.stderr
-    told, untold = (
-        "The server itself spent" in result.stdout,
-        "server does not report how long it spends" in result.stdout,
-    )
-    assert told != untold
+    told = "The server itself spent" in result.stdout
+    assert told != ("server does not report how long it spends" in result.stdout)
     if sync_db.case.name != "mysql":
         assert told == (sync_db.case.name in TELLING)
 
@@ -146,9 +129,8 @@ class Stumbling:
     ("make", "reason"),
     [(no_hand, "ValueError: no workload"), (dying, "a process has died"), (Stumbling, "ValueError: stumbled")],
 )
-def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeWorkload, reason: str) -> None:
-    url = make_url(f"sqlite:///{tmp_path}/bench.db")
-    plan = Plan(url=url, key=KeyKind.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
+def test_an_error_in_a_process_ends_the_benchmark(url: str, make: MakeWorkload, reason: str) -> None:
+    plan = Plan(url=make_url(url), key=KeyKind.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
     with (
         pytest.raises(EvaluationError, match=reason),
         process_pool(plan) as pool,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -18,9 +17,11 @@ from sqlalchemy import Engine, NullPool, column, create_engine, func, inspect, s
 from sqlalchemy.exc import OperationalError
 
 from bench.baselines import raw_connection
-from bench.tests.command import bench
+from bench.tests.command import bench, reported
 from sqlqueue.evaluation import support
 from sqlqueue.evaluation.support import connect
+
+SIZE = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +38,17 @@ from sqlqueue.evaluation.support import connect
         (["--url", "sqlite:////no/such/folder/x.db"], "unable to open database file"),
     ],
 )
-def test_invalid_arguments_are_rejected_in_one_line(tmp_path: Path, arguments: list[str], reason: str) -> None:
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", *arguments)
+def test_invalid_arguments_are_rejected_in_one_line(url: str, arguments: list[str], reason: str) -> None:
+    result = bench(url, *arguments)
     assert result.exit_code == 2
     assert reason in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_an_existing_table_is_left_alone(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/bench.db")
+def test_an_existing_table_is_left_alone(url: str) -> None:
+    engine = create_engine(url)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE sqlqueue_bench_job (id INTEGER)")
-    result = bench("--url", engine.url, "--only", "enqueue")
+    result = bench(url, "--only", "enqueue")
     assert result.exit_code == 2
     assert "the table sqlqueue_bench_job already exists" in result.stderr
     assert inspect(engine).get_table_names() == ["sqlqueue_bench_job"]
@@ -64,9 +65,9 @@ def are_done(engine: Engine) -> bool:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals a group of processes")
-def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/bench.db", poolclass=NullPool)
-    command = [sys.executable, "-m", "bench", "--url", str(engine.url), "--only", "drain"]
+def test_an_interrupt_leaves_no_table_behind(url: str) -> None:
+    engine = create_engine(url, poolclass=NullPool)
+    command = [sys.executable, "-m", "bench", "--url", url, "--only", "drain"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
     deadline = time.monotonic() + 60
     while not are_done(engine):  # processes are working
@@ -85,9 +86,7 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["wal", "delete"])
 def test_sqlite_keeps_the_journal_of_the_url(tmp_path: Path, mode: str) -> None:
     file = tmp_path / "bench.db"
-    sizes = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
-    result = bench("--url", f"sqlite:///file:{file}?uri=true&journal_mode={mode}", "--only", "enqueue,drain", *sizes)
-    assert result.exit_code == 0, result.stderr
+    reported(f"sqlite:///file:{file}?uri=true&journal_mode={mode}", "--only", "enqueue,drain", *SIZE)
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)
 
@@ -101,17 +100,14 @@ def test_commits_to_a_log_wait_for_the_disk_if_the_url_says_so(tmp_path: Path, p
     engine.dispose()
 
 
-def test_progress_is_shown_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
-    arguments = ("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", *sizes)
+def test_progress_is_shown_without_a_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (url, "--only", "enqueue", *SIZE)
     assert bench(*arguments).stderr == ""
     monkeypatch.setattr(support, "SILENCE", 0)
     said = bench(*arguments).stderr.splitlines()
     assert said[0] == "enqueue: round 1 of 1, 1 process(es), one by one, a commit each: pysqlite by hand"
 
 
-def test_the_environments_directory_is_part_of_the_report(tmp_path: Path) -> None:
-    sizes = ("--jobs", 2, "--rounds", 1, "--environments", tmp_path / "environments")
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", *sizes, "--json")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["wanted"]["environments"] == str(tmp_path / "environments")
+def test_the_environments_directory_is_part_of_the_report(url: str) -> None:
+    report = reported(url, "--only", "enqueue", *SIZE, "--environments", "/some/where")
+    assert report["wanted"]["environments"] == "/some/where"

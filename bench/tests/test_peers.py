@@ -128,8 +128,8 @@ def test_contenders_without_requirements_need_no_environment(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_other_engines_are_rejected(tmp_path: Path) -> None:
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--peers")
+def test_other_engines_are_rejected(url: str) -> None:
+    result = bench(url, "--peers")
     assert result.exit_code == 2
     assert "only on PostgreSQL" in result.stderr
 

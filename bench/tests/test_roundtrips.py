@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import URL, make_url
 
 from bench import roundtrips
 from bench.proxy import proxy
-from bench.tests.command import bench
+from bench.tests.command import bench, reported
 from sqlqueue.evaluation.support import EvaluationError
 from tests.support.harness import Database
 
 DELAY = 0.05
-
-
-def url_of(db: Database) -> str:
-    return db.url.render_as_string(hide_password=False)
 
 
 # -- the proxy --------------------------------------------------------------------------------------------------------
@@ -109,9 +102,7 @@ def test_a_url_without_a_host_is_rejected(url: str) -> None:
 def test_round_trips_are_counted(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_WARM": 6, "_COUNTED": 3, "_JOBS": 20}.items():
         monkeypatch.setattr(roundtrips, name, value)
-    result = bench("--url", url_of(sync_db), "--only", "roundtrips", "--threads", 2, "--json")
-    assert result.exit_code == 0, result.stderr
-    figures: list[dict[str, Any]] = json.loads(result.stdout)["roundtrips"]
+    figures = reported(sync_db.url, "--only", "roundtrips", "--threads", 2)["roundtrips"]
     found = {(each["operation"], each["name"]): each for each in figures}
     driver = found["claim, commit", "psycopg by hand"]
     assert (driver["round_trips"], driver["statements"]) == (3, 1)  # BEGIN, the statement, COMMIT
@@ -127,21 +118,14 @@ def test_round_trips_are_counted(sync_db: Database, monkeypatch: pytest.MonkeyPa
 @pytest.mark.requires("notifies")
 def test_the_network_is_delayed(sync_db: Database) -> None:
     options = ("--only", "enqueue", "--jobs", 5, "--rounds", 1, "--delay", 20)
-    result = bench("--url", url_of(sync_db), *options, "--json")
-    assert result.exit_code == 0, result.stderr
-    figures = json.loads(result.stdout)["enqueue"]
+    figures = reported(sync_db.url, *options)["enqueue"]
     rates = [each["jobs_per_second"]["most"] for each in figures if each["form"].endswith("a commit each")]
     assert rates
     assert max(rates) <= 1 / (2 * 0.020)  # even one round trip takes that long
 
 
-def test_a_file_has_no_round_trips(tmp_path: Path) -> None:
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "roundtrips", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert "roundtrips" not in json.loads(result.stdout)
-
-
-def test_a_file_has_no_network_to_delay(tmp_path: Path) -> None:
-    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--delay", 1)
+def test_a_file_has_no_round_trips_and_no_network_to_delay(url: str) -> None:
+    assert "roundtrips" not in reported(url, "--only", "roundtrips")
+    result = bench(url, "--only", "enqueue", "--delay", 1)
     assert result.exit_code == 2
     assert "needs the host and port" in result.stderr

@@ -102,12 +102,9 @@ def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
     with away(template, port) as url, any_sessions_at(url) as sessions:
         worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
         worker.handler(Task)(lambda task: None)
-        running = Running(worker)
-        try:
+        with Running(worker) as running:
             eventually(lambda: worker._reports.counts["database_errors"] > 1)
             assert not running.ended
-        finally:
-            running.stop(at_once=True)
 
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
@@ -133,6 +130,5 @@ def test_a_worker_can_be_stopped_while_it_waits_for_an_answer() -> None:
     with away(ORACLE, partial(listener, stay_silent(120))) as url, sessions_at(url) as sessions:
         worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
         worker.handler(Task)(lambda session, task: None)
-        running = Running(worker)
-        time.sleep(0.5)
-        running.stop(at_once=True)
+        with Running(worker):
+            time.sleep(0.5)

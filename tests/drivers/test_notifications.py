@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from sqlalchemy import event, insert
@@ -21,15 +20,10 @@ from tests.support.workers import AT_ONCE, LONG, Running, all_are, eventually
 def worker(sync_db: Database, driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A worker with this driver that finds tasks only if it is notified."""
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
-    url = sync_db.url.set(drivername=driver)
-    options: dict[str, Any] = {"engine": sync_db.engine, "is_async": url.get_dialect().is_async}
-    database = Database(sync_db.case, url, sync_db._loop, **options)
-    made = Worker(database.sessions(), poll=LONG)
+    made = Worker(sync_db.variant(url=sync_db.url.set(drivername=driver)).sessions(), poll=LONG)
     made.handler(Task)(lambda task: None)
-    running = Running(made)
-    yield made
-    running.stop(at_once=True)
-    database.dispose()
+    with Running(made):
+        yield made
 
 
 def enqueue(database: Database) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +18,7 @@ from tests.outages.blackhole import BlackHole, through
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import rows
-from tests.support.workers import Running, eventually
+from tests.support.workers import Running, eventually, with_session
 
 # pg8000 leaves sockets to the garbage collector if it cannot connect
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -40,28 +39,21 @@ def test_a_silent_server_is_an_outage(
 ) -> None:
     monkeypatch.setattr("sqlqueue.worker.deadlines.CONNECT", CONNECT)
     url = through(hole, sync_db.url).set(drivername=driver)
-    is_async = url.get_dialect().is_async
-    options: dict[str, Any] = {"engine": sync_db.engine, "is_async": is_async, "poolclass": NullPool}
-    database = Database(sync_db.case, url, sync_db._loop, **options)
+    database = sync_db.variant(url=url, poolclass=NullPool)
     started, silent = list[int](), Event()
 
     def wait(task: Any) -> None:
         started.append(task.id)
-        silent.wait()
+        silent.wait(60)
 
-    def function(session: Any, task: Any) -> None:
-        wait(task)
+    def ask(session: Any, task: Any) -> None:
         session.scalar(select(literal(1)))
 
-    async def coroutine(session: Any, task: Any) -> None:
-        await asyncio.to_thread(wait, task)
-        await session.scalar(select(literal(1)))
-
     worker = Worker(database.sessions(), poll=timedelta(seconds=0.5), notify=False)
-    worker.handler(Task, concurrency=TASKS)(coroutine if is_async else function)
+    worker.handler(Task, concurrency=TASKS)(with_session(database, ask, during=wait))
     sync_db.insert(Task, rows(TASKS, max_attempts=9))
-    running, counts = Running(worker), worker._reports.counts
-    try:
+    counts = worker._reports.counts
+    with Running(worker) as running:
         eventually(lambda: len(started) == TASKS)
         hole.is_greedy = True
         silent.set()
@@ -70,7 +62,3 @@ def test_a_silent_server_is_an_outage(
         eventually(lambda: counts["snoozed"] + counts["failed"] + counts["discarded"] == TASKS)
         assert counts["snoozed"] == TASKS
         assert not running.ended
-    finally:
-        silent.set()
-        running.stop(at_once=True)
-        database.dispose()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -58,7 +58,6 @@ def workload(request: pytest.FixtureRequest, workloads: Workloads) -> Iterator[W
 
 @pytest.fixture
 def hole(db: Database) -> Iterator[BlackHole]:
-    made = BlackHole(db.url)
     track(db.engine, LEASE)  # as if another worker used it, whose idle connections must stay open
-    yield made
-    made.close()
+    with closing(BlackHole(db.url)) as made:
+        yield made

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -28,10 +29,9 @@ pytestmark = pytest.mark.asyncio_everywhere
 
 @pytest.fixture
 def greedy(sync_db: Database) -> Iterator[BlackHole]:
-    made = BlackHole(sync_db.url)
-    made.is_greedy = True
-    yield made
-    made.close()
+    with closing(BlackHole(sync_db.url)) as made:
+        made.is_greedy = True
+        yield made
 
 
 @pytest.mark.requires("container")
@@ -40,10 +40,8 @@ def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Databa
     track(engine, timedelta(seconds=2))
     with ThreadPoolExecutor() as pool:
         attempt = pool.submit(engine.connect)
-        try:
+        with closing(greedy):
             assert wait([attempt], timeout=60).done
-        finally:
-            greedy.close()
         assert adapter_for(engine.dialect).connections.is_outage(attempt.exception())  # type: ignore[arg-type]
     engine.dispose()
 
@@ -58,13 +56,11 @@ def test_a_connection_attempt_that_a_worker_abandons_is_closed(
     worker = Worker(sessionmaker(engine, class_=QueueSession), notify=False)
     worker.handler(Task)(without_session(sync_db))
     gc.disable()
-    running = Running(worker)
     try:
-        eventually(lambda: greedy.left)
+        with Running(worker), closing(greedy):
+            eventually(lambda: greedy.left)
     finally:
         gc.enable()
-        greedy.close()
-        running.stop(at_once=True)
 
 
 @pytest.mark.requires("container")
@@ -118,8 +114,5 @@ def test_a_worker_starts_although_the_catalog_is_slow(sync_db: Database, monkeyp
     worker = Worker(engine.sessions(), notify=False)
     worker.handler(Task)(without_session(sync_db))
     sync_db.insert(Task, tasks("any"))
-    running = Running(worker)
-    try:
+    with Running(worker):
         eventually(all_are(sync_db, "completed"), within=PATIENCE)
-    finally:
-        running.stop(at_once=True)

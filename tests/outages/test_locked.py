@@ -40,13 +40,9 @@ def at_work(db: Database, blocking: BlockingHandler) -> Iterator[Worker]:
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.2))
     worker.handler(Task, Task.name == "session", concurrency=2)(with_session(db, during=blocking))
     worker.handler(Task, Task.name == "plain", concurrency=2)(without_session(db, blocking))
-    running = Running(worker)
-    try:
+    with Running(worker) as running:
         yield worker
         assert not running.ended
-    finally:
-        blocking.release()
-        running.stop(at_once=True)
 
 
 def test_the_worker_waits_for_the_writer(db: Database) -> None:

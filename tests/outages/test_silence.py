@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from contextvars import copy_context
 from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
@@ -43,21 +41,15 @@ def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, 
     """Run a worker that reaches its database through ``hole``. Handlers are functions with their options. ``prepare``
     is called with each new connection.
     """
-    options |= {"engine": db.engine, "is_async": db.is_async}
-    engine = Database(db.case, through(hole, db.url), db._loop, **options)
+    engine = db.variant(url=through(hole, db.url), **options)
     if prepare is not None:
         event.listen(engine.session_engine, "connect", prepare)
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.5))
     for name, function, how in handlers:
         worker.handler(Task, Task.name == name, **{"lease": LEASE, "concurrency": 2, **how})(function)
-    running = Running(worker)
-    try:
+    with closing(hole), Running(worker) as running:  # sessions for which the server is still waiting hold locks
         yield worker
         assert not running.ended
-    finally:
-        running.stop(at_once=True)
-        hole.close()  # sessions for which the server is still waiting hold locks
-        engine.dispose()
 
 
 @pytest.mark.requires("container")
@@ -91,7 +83,10 @@ def test_silent_connections_are_closed(db: Database, hole: BlackHole) -> None:
 def test_handlers_get_no_silent_connections(db: Database, hole: BlackHole) -> None:
     """Their own statements have no deadline."""
     together = BlockingHandler()
-    handlers = (("first", in_the_middle(db, flush, together), {}), ("then", with_session(db, flush), {}))
+    handlers = (
+        ("first", with_session(db, nothing, before=flush, during=together), {}),
+        ("then", with_session(db, flush), {}),
+    )
     with at_work(db, hole, *handlers):
         db.insert(Task, tasks("first", "first"))
         eventually(lambda: len(together.started) == 2)
@@ -123,7 +118,7 @@ def test_claims_go_on_within_30_seconds_at_a_lease_of_a_minute(
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: BlackHole, mode: Any) -> None:
     blocking, held = BlockingHandler(), BlockingHandler()
-    busy, waiting = in_the_middle(db, flush, blocking), without_session(db, held)
+    busy, waiting = with_session(db, nothing, before=flush, during=blocking), without_session(db, held)
     with at_work(db, hole, ("busy", busy, {"mode": mode}), ("held", waiting, {})) as worker:
         db.insert(Task, tasks("busy", "held"))
         blocking.wait_for()
@@ -147,7 +142,7 @@ def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: Black
 @pytest.mark.requires("container")
 def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Database, hole: BlackHole) -> None:
     blocking = BlockingHandler()
-    with at_work(db, hole, ("any", in_the_middle(db, ask, blocking, ask), {})) as worker:
+    with at_work(db, hole, ("any", with_session(db, ask, before=ask, during=blocking), {})) as worker:
         db.insert(Task, tasks("any"))
         blocking.wait_for()
         assert hole.swallow()
@@ -161,7 +156,9 @@ def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Da
 def test_a_handler_that_waits_on_a_silent_connection_is_called_again(db: Database, hole: BlackHole) -> None:
     """Its statement could take any time, but another connection has fallen silent at the same time."""
     blocking = BlockingHandler()
-    with at_work(db, hole, ("any", in_the_middle(db, ask, blocking, ask), {}), ("other", with_session(db), {})):
+    with at_work(
+        db, hole, ("any", with_session(db, ask, before=ask, during=blocking), {}), ("other", with_session(db), {})
+    ):
         db.insert(Task, tasks("any", "other"))
         blocking.wait_for()
         eventually(lambda: "completed" in statuses(db).values())
@@ -215,11 +212,8 @@ def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytes
         engine = create_engine("mysql+pymysql://", creator=connect, pool_size=50)
         worker = Worker(sessionmaker(engine, class_=QueueSession))
         worker.handler(Task, lease=timedelta(seconds=0.2))(lambda session, task: None)
-        running = Running(worker)
-        try:
+        with Running(worker):
             eventually(lambda: (health := worker.health()) and not health.alive, within=PATIENCE)
-        finally:
-            running.stop(at_once=True)
 
 
 def flush(session: Any, task: Any) -> None:
@@ -229,22 +223,6 @@ def flush(session: Any, task: Any) -> None:
 
 def ask(session: Any, task: Any) -> None:
     session.scalar(select(func.count()).select_from(Ledger))
-
-
-def in_the_middle(db: Database, before: Any, blocking: BlockingHandler, after: Any = nothing) -> Any:
-    """Return a handler that waits between two parts of its transaction."""
-
-    def function(session: Any, task: Any) -> None:
-        before(session, task)
-        blocking(task)
-        after(session, task)
-
-    async def coroutine(session: Any, task: Any) -> None:
-        await session.run_sync(before, task)
-        await asyncio.get_running_loop().run_in_executor(None, copy_context().run, blocking, task)
-        await session.run_sync(after, task)
-
-    return coroutine if db.is_async else function
 
 
 def well(worker: Worker) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -29,19 +30,16 @@ def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
         with socket.socket(fileno=socket.dup(descriptor)) as copy:
             return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    hole = BlackHole(sync_db.url)  # a listener with TCP connections, whatever the server uses
-    try:
+    with closing(BlackHole(sync_db.url)) as hole:  # a listener with TCP connections, whatever the server uses
         for driver in (sync_db.case.sync_driver, sync_db.case.async_driver):
             url = through(hole, sync_db.url).set(drivername=driver).render_as_string(hide_password=False)
             assert 0 < connect(url, told) <= UNREACHABLE.total_seconds() * 1000
-    finally:
-        hole.close()
 
 
 @pytest.mark.requires("container")
 def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> None:
     """Some drivers have no public attribute for it, and may rename the private one."""
-    engine = Database(db.case, through(hole, db.url), db._loop, engine=db.engine, is_async=db.is_async)
+    engine = db.variant(url=through(hole, db.url))
     with engine.session() as actor:
         descriptor = actor.run(descriptor_of)
         with socket.socket(fileno=socket.dup(descriptor)) as copy:
@@ -50,7 +48,6 @@ def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> No
         with pytest.raises(DBAPIError) as caught:
             actor.execute(text("SELECT 1"))
         assert adapter_for(engine.session_engine.dialect).connections.is_outage(caught.value)
-    engine.dispose()
 
 
 def test_a_closed_socket_is_not_shut_down() -> None:

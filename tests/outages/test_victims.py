@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from sqlqueue.dialects import adapter_for
 from tests.support.harness import Database
 from tests.support.models import Account, Ledger, Task
 from tests.support.rows import rows
-from tests.support.workers import Running, all_are, eventually
+from tests.support.workers import Running, all_are, eventually, nothing, with_session
 
 Part = Callable[[Any, Any], None]
 pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("locks_rows")]
@@ -29,21 +28,12 @@ pytestmark = [pytest.mark.asyncio_everywhere, pytest.mark.requires("locks_rows")
 def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:
     """A handler whose two tasks are both done with `first`, at their first calls, before either begins `second`."""
 
-    def function(session: Any, task: Any) -> None:
-        first(session, task)
+    def meet(task: Any) -> None:
         calls.append(task.id)
         while len(set(calls)) < 2:
             time.sleep(0.01)
-        second(session, task)
 
-    async def coroutine(session: Any, task: Any) -> None:
-        await session.run_sync(first, task)
-        calls.append(task.id)
-        while len(set(calls)) < 2:
-            await asyncio.sleep(0.01)
-        await session.run_sync(second, task)
-
-    return coroutine if db.is_async else function
+    return with_session(db, second, before=first, during=meet)
 
 
 def book(session: Any, account: int) -> None:
@@ -90,11 +80,8 @@ def test_a_victim_is_called_again(db: Database, first: Part, second: Part, optio
     calls: list[int] = []
     worker = Worker(db.variant(pool_size=20, **options).sessions(), poll=timedelta(seconds=0.3))
     worker.handler(Task, concurrency=2, mode=mode)(meeting_halfway(db, first, second, calls))
-    running = Running(worker)
-    try:
+    with Running(worker):
         eventually(all_are(db, "completed"))
-    finally:
-        running.stop()
     with db.engine.connect() as connection:
         assert connection.scalars(select(Account.name)).all() == ["xx", "xx"]
         assert sorted(connection.scalars(select(Ledger.task_id))) == sorted(set(calls))
@@ -141,20 +128,10 @@ def test_a_claim_chosen_as_a_victim_pauses_briefly_and_is_not_an_outage(
     event.listen(engine.session_engine, "before_cursor_execute", fail, retval=True)
     db.insert(Task, rows(1))
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.3))
-    worker.handler(Task, concurrency=1, mode=mode)(handled_by(db))
-    running = Running(worker)
-    try:
+    worker.handler(Task, concurrency=1, mode=mode)(with_session(db, nothing))
+    with Running(worker):
         eventually(all_are(db, "completed"))
-    finally:
-        running.stop()
     assert left == [0]
     assert worker._reports.counts["retries"] == 12
     assert worker._reports.counts["database_errors"] == 0
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def handled_by(db: Database) -> Any:
-    def function(session: Any, task: Any) -> None: ...
-    async def coroutine(session: Any, task: Any) -> None: ...
-
-    return coroutine if db.is_async else function

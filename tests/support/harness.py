@@ -171,9 +171,14 @@ class Database:
             yield actor
             actor.commit()
 
-    def variant(self, *, on_connect: str | Sequence[str] | None = None, **options: Any) -> Database:
-        """The same server through an engine with other options, or whose connections start with statements."""
-        variant = Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
+    def variant(
+        self, *, url: URL | None = None, on_connect: str | Sequence[str] | None = None, **options: Any
+    ) -> Database:
+        """The same server through an engine with other options, also another address or driver, or whose connections
+        start with statements."""
+        url = url or self.url
+        is_async = self.is_async or url.get_dialect().is_async
+        variant = Database(self.case, url, self._loop, engine=self.engine, is_async=is_async, **options)
         statements = [on_connect] if isinstance(on_connect, str) else on_connect
         if statements:
             event.listen(variant.session_engine, "connect", partial(execute_on_connect, statements))

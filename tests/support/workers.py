@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from datetime import timedelta
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import select
 
@@ -83,11 +83,19 @@ class Workers:
 
 
 class Running:
+    """A worker in a thread; as a context manager, it is stopped at the end."""
+
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.error: BaseException | None = None
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(at_once=True)
 
     def _run(self) -> None:
         try:
@@ -147,12 +155,13 @@ class BlockingHandler:
 
 def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
     """Return the result of `holds` once it is true."""
-    deadline = time.monotonic() + within
+    begun = time.monotonic()
     pause = 0.01
     while not (found := holds()):
-        assert time.monotonic() < deadline, "it has not come about"
+        waited = time.monotonic() - begun
+        assert waited < within, "it has not come about"
         time.sleep(pause)
-        pause = min(1.5 * pause, 0.05)  # polling costs server time
+        pause = min(1.5 * pause, max(0.05, waited / 20), 0.2)  # polling costs server time
     return found
 
 
@@ -187,15 +196,21 @@ async def _in_thread(during: Callable[[Any], None], task: Any) -> None:
 
 
 def with_session(
-    db: Database, write: Callable[[Any, Any], None] = write_ledger, *, during: Callable[[Any], None] = nothing
+    db: Database,
+    write: Callable[[Any, Any], None] = write_ledger,
+    *,
+    before: Callable[[Any, Any], None] = nothing,
+    during: Callable[[Any], None] = nothing,
 ) -> Any:
-    """Return a handler that calls `during`, which may block, and `write` with a sync session."""
+    """Return a handler that calls `before` with a sync session, `during`, which may block, and `write` likewise."""
 
     def function(session: Any, task: Any) -> None:
+        before(session, task)
         during(task)
         write(session, task)
 
     async def coroutine(session: Any, task: Any) -> None:
+        await session.run_sync(before, task)
         await _in_thread(during, task)
         await session.run_sync(write, task)
 
