@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from sqlqueue import Bucket, Cause, Claim, ErrorGroup, utcnow
 from sqlqueue.cli import application
-from tests.support.harness import Actor, Database
-from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, sync_archive
+from tests.support.harness import Database
+from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, expire, sync_archive
 from tests.support.rows import PAST, clock
 
 __all__ = ["archive", "sync_archive"]
@@ -23,19 +23,12 @@ __all__ = ["archive", "sync_archive"]
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
-def attempt(db: Database, model: Any, way: Callable[[Actor, Any], object]) -> Any:
+def attempt(db: Database, model: Any, call: str, *arguments: Any) -> Any:
+    """Claim a task, and settle it by this call."""
     with db.begin() as session:
         task = session.claim(model)
-        way(session, task)
+        getattr(session, call)(task, *arguments)
     return task
-
-
-def fails(text: str) -> Callable[[Actor, Any], object]:
-    return lambda session, task: session.fail(task, text)
-
-
-def completes(session: Actor, task: Any) -> None:
-    session.complete(task)
 
 
 def stored(db: Database, rows: Sequence[dict[str, Any]], queue: str = "past_parcel") -> None:
@@ -52,11 +45,11 @@ def told(groups: Sequence[ErrorGroup]) -> list[tuple[str, int, Any]]:
 
 def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Database) -> None:
     archive.committed.add(Parcel())
-    attempt(archive, Parcel, fails("no stamp"))
-    attempt(archive, Parcel, fails("no stamp"))
-    done = attempt(archive, Parcel, completes)
+    attempt(archive, Parcel, "fail", "no stamp")
+    attempt(archive, Parcel, "fail", "no stamp")
+    done = attempt(archive, Parcel, "complete")
     archive.committed.add(Parcel())
-    given_up = attempt(archive, Parcel, lambda session, task: session.discard(task, "no address"))
+    given_up = attempt(archive, Parcel, "discard", "no address")
     groups = archive.committed.errors(Parcel)
     assert told(groups) == [("no stamp", 2, (done.id,)), ("no address", 1, (given_up.id,))]
     assert [(group.attempts, group.capped) for group in groups] == [(True, False)] * 2
@@ -66,17 +59,17 @@ def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Databa
 def test_crashes_count_and_released_attempts_do_not(archive: Database) -> None:
     archive.committed.add(Parcel())
     archive.committed.claim(Parcel)
-    archive.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
-    attempt(archive, Parcel, lambda session, task: session.release(task))
-    attempt(archive, Parcel, lambda session, task: session.cancel(task))
+    expire(archive, Parcel)
+    attempt(archive, Parcel, "release")
+    attempt(archive, Parcel, "cancel")
     (group,) = archive.committed.errors(Parcel)
     assert (group.count, "lease expired" in group.message) == (1, True)
 
 
 def test_of_deleted_tasks_with_several_keys(archive: Database) -> None:
     archive.committed.add(Flare(region='north,"east"', number=7))
-    attempt(archive, Flare, fails("wet"))
-    attempt(archive, Flare, completes)
+    attempt(archive, Flare, "fail", "wet")
+    attempt(archive, Flare, "complete")
     with archive.begin() as session:
         assert told(session.errors(Flare)) == [("wet", 1, ('north,"east"', 7))]
         assert session.errors(Parcel) == []
@@ -106,7 +99,7 @@ def some_tasks(db: Database) -> None:
     """Create three failed attempts at two tasks, one of which has been completed since."""
     db.committed.add_all([Crate(id=1), FragileCrate(id=2)])
     for text in ("torn", "torn", "wet"):
-        attempt(db, Crate, fails(text))
+        attempt(db, Crate, "fail", text)
     with db.begin() as session:
         session.complete(session.claim(Crate, Crate.id == 2))
 
@@ -169,11 +162,11 @@ def test_attempts_are_counted_when_they_ended(archive: Database) -> None:
 
 def test_retried_attempts_and_runs_of_recurring_tasks_count(archive: Database) -> None:
     archive.committed.add_all([Parcel(), Rota(schedule="PT1S")])
-    attempt(archive, Parcel, fails("no stamp"))
-    attempt(archive, Parcel, completes)
+    attempt(archive, Parcel, "fail", "no stamp")
+    attempt(archive, Parcel, "complete")
     for _ in range(2):
         archive.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
-        attempt(archive, Rota, completes)
+        attempt(archive, Rota, "complete")
     with archive.begin() as session:
         parcels, runs = (counts(session.timeline(model, bucket=DAY)) for model in (Parcel, Rota))
     assert [sum(each) for each in zip(*parcels.values(), strict=True)] == [1, 1, 0]
@@ -209,7 +202,7 @@ def test_an_estimate_by_the_attempts_of_the_last_minute(archive: Database) -> No
 def test_the_commands(sync_archive: Database) -> None:
     sync_archive.committed.add(Parcel(id=1))
     for text in ("no stamp", "no stamp"):
-        attempt(sync_archive, Parcel, fails(text))
+        attempt(sync_archive, Parcel, "fail", text)
     url = sync_archive.url.render_as_string(hide_password=False)
 
     def called(command: str, *arguments: str) -> Any:
