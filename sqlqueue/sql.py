@@ -513,15 +513,11 @@ def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> _List
     """
     for column in columns:
         for term in terms:
-            if _lists(term, column):
+            if 1 < len(listed(term)) <= MAX_PARTS and column.shares_lineage(term.left):
                 if isinstance(column.type, KeyText):
                     column.type.check(listed(term))
                 return column, term
     return None, None
-
-
-def _lists(term: Any, column: Column[Any]) -> bool:
-    return 1 < len(listed(term)) <= MAX_PARTS and column.shares_lineage(term.left)
 
 
 def unlisted(term: Any, columns: Sequence[Column[Any]]) -> Criterion:

@@ -190,7 +190,7 @@ class PostgreSQLRows(Rows):
 
     def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
         pick = request.pick
-        is_served = self.is_served(pick)
+        is_served = pick.divided is None
         if request.assignments and not request.delete:
             return self._write(session, request) if is_served else self.write_candidates(session, request)
         if request.delete or not is_served or not _is_whole(request):

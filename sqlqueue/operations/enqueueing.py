@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import groupby
@@ -10,11 +10,9 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 from sqlalchemy import Column, insert, inspect, select
-from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import InstrumentedAttribute, RelationshipDirection, RelationshipProperty, Session
 from sqlalchemy.orm.attributes import get_history, instance_state, set_committed_value
 from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
-from sqlalchemy.types import TypeEngine
 
 from .._support.checks import duration
 from .._support.errors import ArgumentError
@@ -306,7 +304,8 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
     dialect = session.get_bind(**spec.bind_arguments).dialect
     columns = [spec.mapper.columns[name] for name in names]
     made = [c for c in spec.table.columns if c not in columns and c.default and not c.default.is_clause_element]
-    processors = [(n, _processor(column, dialect)) for n, column in enumerate((*columns, *made))]
+    kinds = [column.type.dialect_impl(dialect) for column in (*columns, *made)]
+    processors = [(n, kind.bind_processor(dialect)) for n, kind in enumerate(kinds)]
     processed = [(n, process) for n, process in processors if process is not None]
     connection = session.connection(spec.bind_arguments)
 
@@ -320,12 +319,6 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
     with translating(adapter, spec, rows):
         values = complete() if made or processed else map(tuple, map(dict.values, rows))
         adapter.rows.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
-
-
-def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
-    """Return the column type's bind processor, or ``None`` if values are sent unchanged."""
-    kind: TypeEngine[Any] = column.type.dialect_impl(dialect)
-    return kind.bind_processor(dialect)
 
 
 def _default(column: Any) -> Any:
