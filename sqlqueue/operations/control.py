@@ -221,7 +221,7 @@ def _facts(session: Session, spec: QueueSpec, keys: Collection[str] | None = Non
         return {}
     criteria = () if keys is None else (table.c.queue.in_(keys),)
 
-    def asked(shown: Shown) -> Select[Any]:
+    def asked(shown: Shown) -> Select[*tuple[Any, ...]]:
         pauses = select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
         return pauses.where(*criteria)
 
