@@ -24,7 +24,7 @@ from tests.support.history import Base as History
 from tests.support.history import Parcel, Past, archive, sync_archive
 from tests.support.models import Base, Sign, Task
 from tests.support.rows import PAST
-from tests.worker.test_unreadable_rows import insert_odd_times
+from tests.worker.test_left_alone import insert_odd_times
 
 __all__ = ["archive", "sync_archive"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
@@ -10,6 +11,8 @@ from typing import Any
 from sqlqueue.outbox import Relay, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.models import Outgoing
+from tests.support.rows import count
+from tests.support.workers import Running, Workers, by_id
 
 
 def fill(db: Database, *keys: str | None, **columns: Any) -> list[int]:
@@ -56,9 +59,29 @@ def relay_of(db: Database, publish: Callable[..., Any], model: Any = Outgoing, *
     return Relay(db.sessions(), model, coroutine if db.is_async else publish, notify=False, **options)
 
 
+def start_relay(db: Database, workers: Workers, publish: Callable[..., Any], **options: Any) -> Running:
+    """Start a relay, whose publisher may block."""
+
+    async def coroutine(messages: Sequence[Any]) -> None:
+        await asyncio.to_thread(publish, messages)
+
+    engine = db.variant(pool_size=20)
+    relay = Relay(engine.sessions(), Outgoing, coroutine if db.is_async else publish, notify=False, **options)
+    return workers.start(relay, engine=engine)
+
+
 def first_occurrences(deliveries: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     """Return the message ids by key, as seen by a consumer that drops repeated messages."""
     seen: defaultdict[Any, dict[Any, None]] = defaultdict(dict)
     for key, identity in deliveries:
         seen[key].setdefault(identity)
     return {key: list(ids) for key, ids in seen.items()}
+
+
+def states(db: Database) -> dict[int, str]:
+    """Return the states of the messages that remain in the outbox."""
+    return by_id(db, Outgoing.status)
+
+
+def drained(db: Database) -> bool:
+    return not count(db, Outgoing)

@@ -24,7 +24,7 @@ from tests.support.workers import eventually
 pytestmark = [pytest.mark.requires("notifies"), pytest.mark.timeout(300)]
 ACCOUNTS = 24
 RELAYS = 3
-KILLS = 15
+KILLS = 10
 
 
 class Producer(Thread):
@@ -118,4 +118,3 @@ def test_nothing_is_lost_and_each_key_keeps_its_order(
         changes = {str(key): int(name) for key, name in connection.execute(select(Account.id, Account.name))}
     assert numbers == {key: list(range(1, last + 1)) for key, last in changes.items() if last}
     assert len(messages) > len(committed), "no relay was killed between publishing and completing"
-    print(len(messages), len(committed))

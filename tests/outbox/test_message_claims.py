@@ -16,11 +16,11 @@ from tests.support.models import Dispatch, Outgoing, Task
 from tests.support.rows import PAST, TOMORROW, end_leases, row, without_waiting
 
 
-def later(db: Database, *ids: int) -> None:
-    """Mark messages as failed, to be retried later."""
+def later(db: Database, key: int, status: str = "retryable") -> None:
+    """Make a message due tomorrow, by default as one that has failed."""
     with db.engine.begin() as connection:
-        values = {"status": "retryable", "attempt": 1, "available_at": TOMORROW}
-        connection.execute(update(Outgoing.__table__).where(Outgoing.id.in_(ids)).values(values))
+        values = {"status": status, "attempt": int(status == "retryable"), "available_at": TOMORROW}
+        connection.execute(update(Outgoing.__table__).where(Outgoing.id == key).values(values))
 
 
 def test_messages_of_a_key_are_claimed_together_and_in_order(db: Database) -> None:
@@ -79,12 +79,9 @@ def test_messages_do_not_overtake_a_locked_one_of_their_key(db: Database) -> Non
 
 def test_a_retryable_message_holds_back_only_its_key(db: Database) -> None:
     a1, _, b1, b2, _ = fill(db, "a", "a", "b", "b", "b")
-    with db.engine.begin() as connection:
-        connection.execute(
-            update(Outgoing.__table__).where(Outgoing.id == b2 + 1).values(status="scheduled", available_at=TOMORROW)
-        )
     (last,) = fill(db, "b")
     later(db, a1)
+    later(db, b2 + 1, status="scheduled")
     with db.begin() as actor:
         assert claim(actor) == [b1, b2]
         assert actor.get(Outgoing, last).status == "available"
@@ -148,6 +145,7 @@ def test_a_rollback_leaves_no_trace(db: Database) -> None:
         assert claim(actor) == ids
 
 
+@pytest.mark.one_engine
 def test_invalid_arguments_are_rejected(sync_db: Database) -> None:
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match="Task is not an outbox: derive it from"):

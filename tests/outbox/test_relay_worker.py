@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,21 +11,18 @@ from typing import Any
 import pytest
 
 from sqlqueue import QueueSession, Worker
-from sqlqueue.outbox import Relay
 from sqlqueue.worker import fetcher as poller
-from tests.outbox.messages import Notes, claim, fill, relay_of
-from tests.outbox.relays import STRAIGHT_ON, drained, states
+from tests.outbox.messages import Notes, claim, drained, fill, relay_of, start_relay, states
 from tests.suite.test_unreadable_rows import riddles
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
-from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
+from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, POLL, Workers, eventually
 
 
 def test_an_idle_relay_wakes_up_on_enqueue(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     notes = Notes()
-    engine = db.variant(pool_size=20)
-    workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
+    start_relay(db, workers, notes, batch=2, poll=LONG)
     time.sleep(0.5)
     ids = fill(db, *["a"] * 7)
     eventually(lambda: notes.published == ids, AT_ONCE)
@@ -38,28 +34,16 @@ def test_a_relay_claims_at_once_after_messages_that_cannot_be_read(
 ) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     notes = Notes()
-    engine = db.variant(pool_size=20)
     *broken, last = fill(db, *"abcdefgh")
     with riddles(Outgoing, *broken):
-        workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
+        start_relay(db, workers, notes, batch=2, poll=LONG)
         eventually(lambda: notes.published == [last], AT_ONCE)
 
 
 def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers: Workers) -> None:
     fill(db, "a")
     ended = Event()
-    engine = db.variant(pool_size=20)
-
-    async def take_long(messages: Sequence[Any]) -> None:
-        while not ended.is_set():
-            await asyncio.sleep(0.01)
-
-    def wait_long(messages: Sequence[Any]) -> None:
-        ended.wait()
-
-    publish = take_long if db.is_async else wait_long
-    relay = Relay(engine.sessions(), Outgoing, publish, lease=LEASE, notify=False)
-    workers.start(relay, engine=engine)
+    start_relay(db, workers, lambda _: ended.wait(PATIENCE), lease=LEASE)
     eventually(lambda: states(db) and set(states(db).values()) == {"running"})
     time.sleep(1.2 * LEASE.total_seconds())
     with db.begin() as actor:
@@ -71,22 +55,17 @@ def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers:
 def test_stopping_waits_for_the_call_that_is_made_and_makes_no_other(db: Database, workers: Workers) -> None:
     ids = fill(db, "a", "a", "a")
     notes, arrived, ended = Notes(), Event(), Event()
-    engine = db.variant(pool_size=20)
-
-    async def coroutine(messages: Sequence[Any]) -> None:
-        await asyncio.to_thread(publish, messages)
 
     def publish(messages: Sequence[Any]) -> None:
         notes(messages)
         arrived.set()
-        ended.wait()
+        ended.wait(PATIENCE)
         if len(messages) > 1:
             raise ConnectionError
 
-    relay = Relay(engine.sessions(), Outgoing, coroutine if db.is_async else publish, batch=2, notify=False)
-    running = workers.start(relay, engine=engine)
+    running = start_relay(db, workers, publish, batch=2)
     assert arrived.wait(PATIENCE)
-    relay.stop()
+    running.worker.stop()
     time.sleep(0.1)
     assert not running.ended
     ended.set()
@@ -98,29 +77,23 @@ def test_stopping_waits_for_the_call_that_is_made_and_makes_no_other(db: Databas
 def test_a_publisher_that_hangs_is_left_and_others_go_on_at_once(db: Database, workers: Workers) -> None:
     ids = fill(db, "a", "a")
     arrived, ended = Event(), Event()
-    engine = db.variant(pool_size=20)
 
-    async def coroutine(messages: Sequence[Any]) -> None:
+    def publish(messages: Sequence[Any]) -> None:
         arrived.set()
-        await asyncio.sleep(60)
+        ended.wait(PATIENCE)
 
-    def function(messages: Sequence[Any]) -> None:
-        arrived.set()
-        ended.wait(60)
-
-    publish = coroutine if db.is_async else function
-    relay = Relay(engine.sessions(), Outgoing, publish, grace=timedelta(0), notify=False)
-    running = workers.start(relay, engine=engine)
+    running = start_relay(db, workers, publish, grace=timedelta(0))
     assert arrived.wait(PATIENCE)
     running.stop()
     ended.set()
     assert states(db) == dict.fromkeys(ids, "available")
 
 
+@pytest.mark.one_engine
 def test_a_relay_may_have_handlers_too(sync_db: Database, workers: Workers) -> None:
     engine = sync_db.variant(pool_size=20)
     notes = Notes()
-    relay = relay_of(engine, notes, poll=STRAIGHT_ON)
+    relay = relay_of(engine, notes, poll=POLL)
     assert isinstance(relay, Worker)
 
     @relay.handler(Dispatch)
@@ -136,6 +109,6 @@ def test_a_message_that_cannot_be_read_holds_up_its_key_alone(db: Database, work
     a1, b1, a2, b2 = fill(db, "a", "b", "a", "b")
     notes = Notes()
     with riddles(Outgoing, a1):
-        workers.start(relay_of(db, notes))
+        start_relay(db, workers, notes)
         eventually(lambda: states(db) == {a1: "scheduled", a2: "available"})
     assert notes.published == [b1, b2]

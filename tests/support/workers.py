@@ -190,35 +190,36 @@ def write_ledger(session: Any, task: Any) -> None:
     session.add(Ledger(task_id=task.id, worker="worker"))
 
 
-async def _in_thread(during: Callable[[Any], None], task: Any) -> None:
+async def _in_thread(during: Callable[[Any], Any], task: Any) -> Any:
     """Call it in a thread, as `asyncio.to_thread` does, which has few threads."""
-    await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, during, task)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, during, task)
 
 
 def with_session(
     db: Database,
-    write: Callable[[Any, Any], None] = write_ledger,
+    write: Callable[[Any, Any], Any] = write_ledger,
     *,
     before: Callable[[Any, Any], None] = nothing,
     during: Callable[[Any], None] = nothing,
 ) -> Any:
-    """Return a handler that calls `before` with a sync session, `during`, which may block, and `write` likewise."""
+    """Return a handler that calls `before` with a sync session, `during`, which may block, and `write` likewise, and
+    returns the result of `write`."""
 
-    def function(session: Any, task: Any) -> None:
+    def function(session: Any, task: Any) -> Any:
         before(session, task)
         during(task)
-        write(session, task)
+        return write(session, task)
 
-    async def coroutine(session: Any, task: Any) -> None:
+    async def coroutine(session: Any, task: Any) -> Any:
         await session.run_sync(before, task)
         await _in_thread(during, task)
-        await session.run_sync(write, task)
+        return await session.run_sync(write, task)
 
     return coroutine if db.is_async else function
 
 
 def of_kind(db: Database, function: Callable[..., Any]) -> Any:
-    """Return the function, or a coroutine function with the same parameters, to match the sessions of `db`."""
+    """Return a function for tasks, or a coroutine function with its parameters, to match the sessions of `db`."""
 
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -227,12 +228,14 @@ def of_kind(db: Database, function: Callable[..., Any]) -> Any:
     return coroutine if db.is_async else function
 
 
-def without_session(db: Database, during: Callable[[Any], None] = nothing) -> Any:
-    def function(task: Any) -> None:
-        during(task)
+def without_session(db: Database, during: Callable[[Any], Any] = nothing) -> Any:
+    """Return a handler that calls `during`, which may block, and returns its result."""
 
-    async def coroutine(task: Any) -> None:
-        await _in_thread(during, task)
+    def function(task: Any) -> Any:
+        return during(task)
+
+    async def coroutine(task: Any) -> Any:
+        return await _in_thread(during, task)
 
     return coroutine if db.is_async else function
 

@@ -6,23 +6,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker, current_job
+from sqlqueue import QueueSession, Worker
 from sqlqueue._support import processes
 from sqlqueue.worker.supervisor import run_to_end
-from tests.support.models import Job, Ledger, Task
+from tests.support.models import Ledger, Task
 from tests.support.processes import Gate
 from tests.support.workers import LEASE, LONG
-
-URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
 
 
 def work(gate: Gate, url: URL) -> str:
@@ -35,22 +30,6 @@ def work(gate: Gate, url: URL) -> str:
         gate.wait()
         session.add(Ledger(task_id=task.id, worker="child"))
 
-    worker.run()
-    engine.dispose()
-    return "ended"
-
-
-def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
-    """Run calls of these functions; each call writes one row to the ledger."""
-    engine = create_engine(url)
-    worker = Worker(sessionmaker(engine, class_=QueueSession), name=functions[-1], poll=timedelta(seconds=0.3))
-
-    def write_down(session: QueueSession) -> None:
-        key = current_job().claim.identity[0]
-        session.add(Ledger(task_id=key, worker=functions[-1]))
-
-    for name in functions:
-        worker.task(Job, name=name, concurrency=2)(write_down)
     worker.run()
     engine.dispose()
     return "ended"
@@ -112,18 +91,6 @@ def fork(gate: Gate, url: URL, is_coroutine: bool) -> tuple[int, bool]:
     before = signal.getsignal(signal.SIGTERM)
     worker.run()
     return ended[0], signal.getsignal(signal.SIGTERM) is before
-
-
-def load(_: int) -> Worker:
-    """Return a worker for a supervisor; the ledger records which process ran which task."""
-    worker = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=timedelta(0, 0.1))
-
-    @worker.handler(Task, concurrency=1)
-    def handle(session: Any, task: Task) -> None:
-        time.sleep(0.02)  # so that another process gets tasks too
-        session.add(Ledger(task_id=task.id, worker=str(os.getpid())))
-
-    return worker
 
 
 def lives(pid: int) -> bool:

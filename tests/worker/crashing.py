@@ -18,6 +18,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker
+from tests.support.history import Parcel
 from tests.support.models import Ledger, Task
 
 URL_VARIABLE = "SQLQUEUE_TEST_CRASHING_URL"
@@ -27,6 +28,7 @@ PLACE_VARIABLE = "SQLQUEUE_TEST_CRASHING_PLACE"
 """A file into which a hanging task writes its process id, or a control group with little memory for one that
 allocates."""
 LEASE = timedelta(seconds=30)
+POLL = timedelta(seconds=0.2)
 POISON = "poison"
 GROWING = "growing"
 """The name of a task that leaks the given number of bytes."""
@@ -44,9 +46,11 @@ APART = """
 import sys
 from sqlqueue.cli import main
 if __name__ == "__main__":
-    sys.argv[1:] = ["work", "tests.worker.crashing_worker:worker", *sys.argv[1:]]
+    sys.argv[1:] = ["work", "tests.worker.crashing:worker", *sys.argv[1:]]
     main()
 """
+DELIVERIES = APART.replace("crashing:worker", "crashing:deliveries")
+"""A program whose worker crashes when it first handles a parcel."""
 
 
 def die(how: str) -> None:
@@ -85,7 +89,7 @@ def load(number: int = 0) -> Worker:
     """Return the worker of one process: with a lease and a session, or as configured by the environment."""
     mode: Any = os.environ.get(MODE_VARIABLE, "lease")
     engine = create_engine(os.environ[URL_VARIABLE])
-    worker = Worker(sessionmaker(engine, class_=QueueSession), poll=timedelta(seconds=0.2))
+    worker = Worker(sessionmaker(engine, class_=QueueSession), poll=POLL)
     concurrency = int(os.environ.get(CONCURRENCY_VARIABLE, "4"))
     worker.handler(Task, concurrency=concurrency, lease=LEASE, mode=mode)(_handle)
     return worker
@@ -119,3 +123,14 @@ def stopped(supervisor: subprocess.Popen[str]) -> str:
     supervisor.send_signal(signal.SIGTERM)
     _, errors = supervisor.communicate(timeout=60)
     return errors
+
+
+if URL_VARIABLE in os.environ:
+    worker = load()
+    deliveries = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=POLL)
+
+    @deliveries.handler(Parcel)
+    def deliver(session: QueueSession, parcel: Parcel) -> None:
+        """Crash when a parcel is first handled."""
+        if parcel.crashes == 0:
+            os._exit(7)

@@ -15,7 +15,7 @@ from sqlqueue import ArgumentError, Worker
 from tests.support.harness import Database
 from tests.support.models import Document, Film, Ledger, Task
 from tests.support.rows import count
-from tests.support.workers import Running, Workers, all_are, eventually, statuses
+from tests.support.workers import Running, Workers, all_are, by_id, eventually, statuses
 from tests.worker import isolated
 from tests.worker.children import lives
 
@@ -53,45 +53,50 @@ def launcher(request: pytest.FixtureRequest, workers: Workers, tmp_path: Path) -
     file.unlink()
 
 
-def errors(db: Database, model: Any = Task) -> dict[Any, str | None]:
-    with db.engine.connect() as connection:
-        return {row.id: row.error for row in connection.execute(select(model.id, model.error))}
-
-
-def attempts(db: Database) -> dict[Any, int]:
-    with db.engine.connect() as connection:
-        return {row.id: row.attempt for row in connection.execute(select(Task.id, Task.attempt))}
-
-
 def workers_of(db: Database) -> list[int]:
     """Return the processes that have written to the ledger, in order."""
     with db.engine.connect() as connection:
         return [int(each) for each in connection.scalars(select(Ledger.worker).order_by(Ledger.id))]
 
 
-def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, launcher: Launcher) -> None:
-    db.insert(Task, [{"id": 1, "name": "write"}, {"id": 2, "name": "even"}])
+ENDS = [
+    ("write", "completed", None),
+    ("log", "completed", None),
+    ("even", "retryable", "Even: and good"),
+    ("odd", "retryable", "Odd: 1 and 2"),
+    ("sys.exit", "retryable", "SystemExit: 3"),
+    ("cancelled", "retryable", "CancelledError"),
+    ("retry", "retryable", "not yet"),
+    ("snooze", "scheduled", None),
+    ("discard", "discarded", "never"),
+    ("cancel", "cancelled", None),
+    ("fork", "retryable", f"Even: the forked process ended with {-signal.SIGTERM}"),
+    *[("tenant", "retryable", "Even: the tenant was nobody")] * 4,
+]
+"""What handlers do, and how their tasks end; calls in the same child do not affect one another."""
+
+
+def test_the_writes_and_the_completion_are_one_commit_of_a_child(
+    db: Database, launcher: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.insert(Task, [{"id": number, "name": name} for number, (name, _, _) in enumerate(ENDS, 1)])
     launcher.start("calm")
-    eventually(lambda: statuses(db) == {1: "completed", 2: "retryable"}, LONG)
-    assert count(db, Ledger) == 1
+    eventually(lambda: statuses(db) == {number: status for number, (_, status, _) in enumerate(ENDS, 1)}, LONG)
+    assert by_id(db, Task.error) == {number: error for number, (_, _, error) in enumerate(ENDS, 1)}
+    assert "in fail\n    raise error" in caplog.text
+    assert "hears of " in caplog.text
+    assert count(db, Ledger) == 2
     assert os.getpid() not in workers_of(db)
-    assert errors(db)[2] == "Even: and good"
 
 
 @pytest.mark.one_engine
-def test_a_process_that_an_isolated_handler_forks_can_be_ended(db: Database, launcher: Launcher) -> None:
-    db.insert(Task, [{"id": 1, "name": "fork"}])
-    launcher.start("calm")
-    eventually(lambda: statuses(db) == {1: "retryable"}, LONG)
-    assert errors(db)[1] == f"Even: the forked process ended with {-signal.SIGTERM}"
-
-
-@pytest.mark.one_engine
-def test_calls_in_a_child_do_not_affect_one_another(db: Database, launcher: Launcher) -> None:
-    db.insert(Task, [{"id": n, "name": "tenant"} for n in range(1, 7)] + [{"id": 7, "name": "cancelled"}])
-    launcher.start("calm")
-    eventually(all_are(db, "retryable"), LONG)
-    assert errors(db) == {**dict.fromkeys(range(1, 7), "Even: the tenant was nobody"), 7: "CancelledError"}
+@pytest.mark.parametrize(("name", "act"), [("frugal", "write"), ("lean", "grow")])
+def test_a_child_at_its_limit_is_replaced(sync_db: Database, launcher: Launcher, name: str, act: str) -> None:
+    """The limits are two tasks, and less memory than a task occupies."""
+    sync_db.insert(Task, [{"name": act}] * 3)
+    launcher.start(name)
+    eventually(all_are(sync_db, "completed"), LONG)
+    assert len(set(workers_of(sync_db))) > 1
 
 
 @pytest.mark.one_engine
@@ -105,7 +110,7 @@ def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Dat
     assert result["stage"] == "print"
     assert result["pid"] != os.getpid()
     eventually(all_are(db, "retryable", Document), LONG)
-    assert errors(db, Document) == {"a": "ValueError: a"}
+    assert by_id(db, Document.error) == {"a": "ValueError: a"}
 
 
 @pytest.mark.one_engine
@@ -113,49 +118,28 @@ def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, lau
     db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
     launcher.start("hasty")
     eventually(lambda: statuses(db) == {1: "retryable", 2: "retryable"}, LONG)
-    assert set(errors(db).values()) == {"TimeoutError: its handler ran for longer than 0:00:03"}
+    assert set(by_id(db, Task.error).values()) == {"TimeoutError: its handler ran for longer than 0:00:03"}
     assert count(db, Ledger) == 0
     db.insert(Task, [{"id": 3, "name": "write"}])
     eventually(lambda: statuses(db)[3] == "completed", LONG)
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly because memory ran out")],
-)
-def test_a_dying_child_is_charged_to_its_own_task_alone(
-    sync_db: Database, launcher: Launcher, name: str, said: str
-) -> None:
+def test_a_dying_child_is_charged_to_its_own_task_alone(sync_db: Database, launcher: Launcher) -> None:
     sync_db.insert(Task, [{"id": 1, "name": "wait"}])
     launcher.start("calm")
     eventually(launcher.context.waiting, LONG)
-    sync_db.insert(Task, [{"id": 2, "name": name}])
-    eventually(lambda: statuses(sync_db)[2] == "discarded", LONG)
-    assert errors(sync_db)[2] == f"crashed 3 processes: its process {said}"
+    sync_db.insert(Task, [{"id": 2, "name": "exit"}, {"id": 3, "name": "die"}])
+    eventually(lambda: statuses(sync_db) == {1: "running", 2: "discarded", 3: "discarded"}, LONG)
     launcher.context.release()
     eventually(lambda: statuses(sync_db)[1] == "completed", LONG)
-    assert attempts(sync_db) == {1: 1, 2: 3}
-
-
-@pytest.mark.one_engine
-def test_signals_and_exceptions_reach_the_worker(
-    sync_db: Database, launcher: Launcher, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = ["retry", "snooze", "discard", "cancel", "odd", "sys.exit"]
-    sync_db.insert(Task, [{"id": number, "name": name} for number, name in enumerate(names, 1)])
-    launcher.start("calm")
-    expected = dict(enumerate(["retryable", "scheduled", "discarded", "cancelled", "retryable", "retryable"], 1))
-    eventually(lambda: statuses(sync_db) == expected, LONG)
-    assert list(dict(sorted(errors(sync_db).items())).values()) == [
-        "not yet",
-        None,
-        "never",
-        None,
-        "Odd: 1 and 2",
-        "SystemExit: 3",
-    ]
-    assert "in fail\n    raise error" in caplog.text
+    crashed = "crashed 3 processes: its process"
+    assert by_id(sync_db, Task.error) == {
+        1: None,
+        2: f"{crashed} exited with status 7",
+        3: f"{crashed} was killed by SIGKILL, possibly because memory ran out",
+    }
+    assert by_id(sync_db, Task.attempt) == {1: 1, 2: 3, 3: 3}
 
 
 @pytest.mark.one_engine

@@ -1,4 +1,4 @@
-"""The connections of a worker, as the server counts them: they do not grow with the number of its queues."""
+"""The connections of a worker, as the server counts them, to one database or to several."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy.orm import Session, sessionmaker
 
+from sqlqueue import QueueSession, SchemaMismatchError, Worker
 from sqlqueue.worker.database import MAX_TRANSACTIONS, SharedConnections, database_of
 from sqlqueue.worker.reports import Liveness
+from tests.suite.test_schemas import Guest, Parking, Tenants, tables  # noqa: F401  (a fixture)
 from tests.support.harness import Database
-from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
+from tests.support.models import Document, Ledger, Mail, Notice, Order, Parcel, Spool, Task
 from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eventually, without_session
 
 pytestmark = pytest.mark.asyncio_everywhere
@@ -144,3 +147,124 @@ def _sleep(seconds: float, *, is_async: bool) -> None:
         await_only(asyncio.sleep(seconds))
     else:
         time.sleep(seconds)
+
+
+# -- several databases, each with its own worker; and schemas that are translated -------------------------------------
+
+
+POLL = timedelta(seconds=0.2)
+
+
+def worker_of(engine: Engine) -> Worker:
+    worker = Worker(sessionmaker(engine, class_=QueueSession), poll=POLL, notify=False)
+
+    @worker.handler(Task, concurrency=2)
+    def handle(session: QueueSession, task: Task) -> None:
+        session.add(Ledger(task_id=task.id))
+
+    return worker
+
+
+class Fleet:
+    """Workers of several databases on one event loop."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self._workers = workers
+        self._thread = Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        await asyncio.gather(*(worker.serve() for worker in self._workers))
+
+    def __enter__(self) -> Fleet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def enqueue(engine: Engine, *numbers: int) -> None:
+    with Session(engine) as session:
+        session.add_all(Task(id=number) for number in numbers)
+        session.commit()
+
+
+def done(engine: Engine) -> list[int]:
+    with Session(engine) as session:
+        assert set(session.scalars(select(Task.id).where(Task.status == "completed"))) <= set(
+            session.scalars(select(Ledger.task_id))
+        )
+        return sorted(session.scalars(select(Ledger.task_id)))
+
+
+def test_each_task_is_done_in_its_own_database(sync_db: Database, file: Engine) -> None:
+    enqueue(sync_db.engine, 1, 2)
+    enqueue(file, 2, 3)  # the same key is another task there
+    mine = sync_db.variant(pool_size=10).session_engine
+    with Fleet(worker_of(mine), worker_of(file)):
+        eventually(lambda: (done(sync_db.engine), done(file)) == ([1, 2], [2, 3]))
+        enqueue(file, 4)
+        eventually(lambda: done(file) == [2, 3, 4])
+    assert done(sync_db.engine) == [1, 2]
+
+
+def test_an_unavailable_database_does_not_hold_up_others(sync_db: Database, file: Engine, tmp_path: Path) -> None:
+    """It is served again as soon as it is available."""
+    enqueue(file, 1)
+    file.dispose()
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "worker.db").rename(elsewhere / "worker.db")
+    away = create_engine(f"sqlite:///{home}/worker.db")
+    mine = sync_db.variant(pool_size=10).session_engine
+    with Fleet(worker_of(away), worker_of(mine)):
+        enqueue(sync_db.engine, 1, 2)
+        eventually(lambda: done(sync_db.engine) == [1, 2])
+        elsewhere.rename(home)
+        eventually(lambda: done(away) == [1])
+    away.dispose()
+
+
+# -- a worker whose engine has a `schema_translate_map` ---------------------------------------------------------------
+
+# ruff: noqa: F811 - a fixture is a parameter of its name
+
+
+def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, Any], workers: Workers) -> None:
+    variant = db.variant(execution_options=tables)
+    worker = workers.make(engine=db.variant(execution_options=tables, pool_size=20), notify=True)
+    blocking = BlockingHandler()
+    worker.handler(Guest, concurrency=3, lease=LEASE)(without_session(db, blocking))
+    workers.start(worker)
+    with variant.begin() as actor:
+        actor.enqueue(Guest, [{"limit_key": "new"}, {"limit_key": "new"}, {"limit_key": "newer"}])
+    blocking.wait_for(3)
+
+    def extended() -> bool:
+        with variant.begin() as actor:
+            return all(each.available_at > each.claimed_at + LEASE for each in actor.find(Guest))
+
+    eventually(extended)
+    blocking.release()
+
+    def completed() -> bool:
+        with variant.begin() as actor:
+            return {each.status for each in actor.find(Guest)} == {"completed"}
+
+    eventually(completed)
+
+
+def test_a_worker_does_not_start_without_the_tables(
+    db: Database,
+    tables: dict[str, Any],
+    workers: Workers,
+) -> None:
+    variant = db.variant(execution_options=tables)
+    Tenants.metadata.drop_all(db.engine.execution_options(**tables))
+    worker = workers.make(engine=variant)
+    worker.handler(Parking)(without_session(db))
+    with pytest.raises(SchemaMismatchError):
+        workers.start(worker).wait()

@@ -13,18 +13,20 @@ import pytest
 from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 
-from sqlqueue import IllegalTransitionError, Status
+from sqlqueue import IllegalTransitionError, Worker
 from tests.support.harness import Database
 from tests.support.models import Ledger, Spool, Task
-from tests.support.rows import count
+from tests.support.rows import count, end_leases
 from tests.support.workers import (
     LEASE,
     LONG,
     BlockingHandler,
     Workers,
     all_are,
+    by_id,
     eventually,
     nothing,
+    raising,
     statuses,
     with_session,
     without_session,
@@ -65,21 +67,17 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
             other.execute(text("UNLOCK TABLES"))
     blocking.release()
     eventually(all_are(sync_db, "completed"))
-    with sync_db.engine.connect() as connection:
-        assert connection.scalars(select(Task.attempt)).all() == [1]
+    assert list(by_id(sync_db, Task.attempt).values()) == [1]
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_handler_that_exits_fails_and_the_worker_continues(
     sync_db: Database, workers: Workers, error: type[BaseException], mode: Any
 ) -> None:
     sync_db.insert(Task, [{"id": 1}])
-
-    def exits(session: Any, task: Any) -> None:
-        raise error("bye")
-
-    running = workers.serve(Task, exits, mode=mode)
+    running = workers.serve(Task, raising(sync_db, error("bye")), mode=mode)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     assert not running.ended
 
@@ -95,8 +93,7 @@ def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Databas
 
     workers.serve(Task, lets_go, mode="lock", concurrency=1)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
-    with sync_db.engine.connect() as connection:
-        said = connection.scalar(select(Task.error)) or ""
+    said = by_id(sync_db, Task.error)[1]
     assert "must leave its transaction open" in said or "settled" in said
     assert calls == [1]
 
@@ -105,10 +102,10 @@ def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, worker
     sync_db.insert(Task, [{"id": 1}])
     workers.serve(Task, lambda session, task: session.delete(task))
     eventually(lambda: statuses(sync_db)[1] == "retryable")
-    with sync_db.engine.connect() as connection:
-        assert "on_complete='delete'" in (connection.scalar(select(Task.error)) or "")
+    assert "on_complete='delete'" in by_id(sync_db, Task.error)[1]
 
 
+@pytest.mark.one_engine
 def test_a_worker_ends_if_one_of_its_parts_fails(sync_db: Database, workers: Workers) -> None:
     """A log filter of the application raises an error: the worker ends instead of continuing without that part."""
     sync_db.insert(Task, [{}])
@@ -116,12 +113,10 @@ def test_a_worker_ends_if_one_of_its_parts_fails(sync_db: Database, workers: Wor
     def breaks(record: logging.LogRecord) -> bool:
         raise RuntimeError("a filter of the application")
 
-    worker = workers.make()
-    worker.handler(Task)(lambda task: nothing_more(sync_db))
     logger = logging.getLogger("sqlqueue.worker")
     logger.addFilter(breaks)
     try:
-        running = workers.start(worker)
+        running = workers.serve(Task, lambda task: nothing_more(sync_db))
         eventually(lambda: running.ended)
     finally:
         logger.removeFilter(breaks)
@@ -134,6 +129,7 @@ def nothing_more(db: Database) -> None:
         session.cancel(Task)  # so that the worker has to report a lost claim
 
 
+@pytest.mark.one_engine
 def test_a_worker_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
     worker = workers.serve(Task, without_session(sync_db)).worker
     eventually(lambda: worker.health() is not None)
@@ -141,6 +137,7 @@ def test_a_worker_runs_once_at_a_time(sync_db: Database, workers: Workers) -> No
         worker.run()
 
 
+@pytest.mark.one_engine
 def test_any_callable_can_be_a_handler(sync_db: Database, workers: Workers) -> None:
     class Writes:
         def __call__(self, session: Any, task: Any) -> None:
@@ -158,9 +155,8 @@ def test_any_callable_can_be_a_handler(sync_db: Database, workers: Workers) -> N
     assert count(sync_db, Ledger) == 2
 
 
+@pytest.mark.one_engine
 def test_sessions_that_do_not_begin_by_themselves(sync_db: Database, workers: Workers) -> None:
-    from sqlqueue import Worker
-
     sync_db.insert(Task, [{}])
     worker = Worker(sync_db.variant().sessions(autobegin=False), poll=timedelta(seconds=0.3))
     worker.handler(Task)(with_session(sync_db))
@@ -173,12 +169,10 @@ def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db
     blocking = BlockingHandler()
     workers.serve(Task, with_session(sync_db, during=blocking), poll=timedelta(seconds=0.2), lease=LONG)
     blocking.wait_for(1)
-    from tests.support.rows import end_leases
-
     end_leases(sync_db)
     eventually(lambda: blocking.lost == [1])
     blocking.release()
-    eventually(lambda: statuses(sync_db)[1] == Status.COMPLETED)
+    eventually(lambda: statuses(sync_db) == {1: "completed"})
     assert count(sync_db, Ledger) == 1
 
 
@@ -188,71 +182,38 @@ tenant: ContextVar[str] = ContextVar("tenant", default="")
 ROWS = [{"id": n, "name": f"tenant {n}" if n % 2 else ""} for n in range(1, 7)]
 
 
-@pytest.mark.parametrize("session", [True, False])
-@pytest.mark.parametrize("mode", ["lease", "lock"])
+@pytest.mark.one_engine
+@pytest.mark.parametrize(("mode", "session"), [("lease", False), ("lease", True), ("lock", True)])
 def test_a_call_does_not_see_what_another_has_set(db: Database, workers: Workers, mode: Any, session: bool) -> None:
-    if mode == "lock" and not session:
-        pytest.skip("mode='lock' passes a session")
+    """The events of a session see what its call has set: it flushes and commits after the handler has returned."""
     db.insert(Task, ROWS)
     seen: dict[int, str] = {}
+    flushed: dict[int, str] = {}
 
-    def call(*arguments: Any) -> None:
-        task = arguments[-1]
+    def call(task: Any) -> None:
         if task.name:
             tenant.set(task.name)
         seen[task.id] = tenant.get()
 
-    async def coroutine(*arguments: Any) -> None:
-        call(*arguments)
-
-    worker = workers.make()
-    if session:
-
-        async def coroutine_with_session(session: Any, task: Any) -> None:
-            call(session, task)
-
-        def function_with_session(session: Any, task: Any) -> None:
-            call(session, task)
-
-        handler: Any = coroutine_with_session if db.is_async else function_with_session
-    else:
-
-        async def coroutine_without(task: Any) -> None:
-            call(task)
-
-        def function_without(task: Any) -> None:
-            call(task)
-
-        handler = coroutine_without if db.is_async else function_without
-    worker.handler(Task, mode=mode, concurrency=1)(handler)
-    workers.start(worker)
-    eventually(all_are(db, "completed"))
-    assert seen == {row["id"]: row["name"] for row in ROWS}
-
-
-@pytest.mark.parametrize("mode", ["lease", "lock"])
-def test_the_events_of_a_session_see_what_its_call_has_set(db: Database, workers: Workers, mode: Any) -> None:
-    """The session flushes and commits after the handler has returned."""
-    db.insert(Task, ROWS)
-    seen: set[tuple[int, str]] = set()
-
-    def note(session: Session, *_: Any) -> None:
-        seen.update((each.task_id, tenant.get()) for each in session.new if isinstance(each, Ledger))
-
-    def set_tenant(session: Any, task: Any) -> None:
-        if task.name:
-            tenant.set(task.name)
+    def write(session: Any, task: Any) -> None:
+        call(task)
         session.add(Ledger(task_id=task.id, worker="worker"))
 
-    async def coroutine(session: Any, task: Any) -> None:
-        set_tenant(session, task)
+    async def call_async(task: Any) -> None:
+        call(task)
 
-    worker = workers.make()
-    worker.handler(Task, mode=mode, concurrency=1)(coroutine if db.is_async else set_tenant)
+    async def write_async(session: Any, task: Any) -> None:
+        write(session, task)
+
+    def note(session: Session, *_: Any) -> None:
+        flushed.update({each.task_id: tenant.get() for each in session.new if isinstance(each, Ledger)})
+
+    function, coroutine = (write, write_async) if session else (call, call_async)
     event.listen(Session, "before_flush", note)
     try:
-        workers.start(worker)
+        workers.serve(Task, coroutine if db.is_async else function, mode=mode, concurrency=1)
         eventually(all_are(db, "completed"))
     finally:
         event.remove(Session, "before_flush", note)
-    assert seen == {(row["id"], row["name"]) for row in ROWS}
+    assert seen == {row["id"]: row["name"] for row in ROWS}
+    assert flushed == (seen if session else {})

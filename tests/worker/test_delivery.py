@@ -61,7 +61,8 @@ def test_the_writes_of_a_zombie_are_rolled_back(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
-    workers.serve(Task, with_session(db, during=blocking))  # the lease is 5 minutes, so no heartbeat reveals it
+    # the lease is 5 minutes, so no heartbeat reveals it
+    workers.serve(Task, with_session(db, during=blocking), concurrency=1)
     blocking.wait_for()
     end_leases(db)
     with db.begin() as other:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
-from sqlqueue.worker import threads as fair_lock
+from sqlqueue.worker import threads
 from sqlqueue.worker.threads import FairLock, Underway
 from tests.support.workers import PATIENCE, eventually
 
@@ -46,7 +48,7 @@ def test_errors_without_a_waiter_are_silent() -> None:
         future.set_exception(OSError())
         await asyncio.sleep(0)
         del future, waiter
-        gc.collect()
+        gc.collect(1)  # of the many objects of other tests, none are young
 
     asyncio.run(main())
     assert noise == []
@@ -60,99 +62,90 @@ NOT_LONG = 0.05
 def test_one_holder_at_a_time() -> None:
     lock, inside, most = FairLock(), 0, 0
 
-    def enter() -> None:
+    def enter(is_async: bool) -> None:
         nonlocal inside, most
-        assert lock.acquire(PATIENCE, is_async=False)
+        assert lock.acquire(PATIENCE, is_async=is_async)
         inside += 1
         most = max(most, inside)
-        threading.Event().wait(0.001)
-        inside -= 1
-        lock.release()
-
-    async def enter_on_a_loop() -> None:
-        nonlocal inside, most
-        assert await greenlet_spawn(lock.acquire, PATIENCE, is_async=True)
-        inside += 1
-        most = max(most, inside)
-        await asyncio.sleep(0.001)
+        await_only(asyncio.sleep(0.001)) if is_async else time.sleep(0.001)
         inside -= 1
         lock.release()
 
     async def enter_often() -> None:
-        await asyncio.gather(*(enter_on_a_loop() for _ in range(50)))
+        await asyncio.gather(*(greenlet_spawn(enter, True) for _ in range(50)))
 
-    with ThreadPoolExecutor(10) as threads:
-        threads_done = [threads.submit(enter) for _ in range(50)]
+    with ThreadPoolExecutor(10) as pool:
+        done = pool.map(enter, [False] * 50)
         asyncio.run(enter_often())
-        for done in threads_done:
-            done.result()
+        assert len(list(done)) == 50
     assert (inside, most) == (0, 1)
 
 
-def test_a_caller_that_has_waited_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_lock, "HANDED_AFTER", 0)
-    lock, order = FairLock(), list[int]()
+@pytest.fixture
+def held() -> FairLock:
+    lock = FairLock()
     lock.acquire(PATIENCE, is_async=False)
+    return lock
+
+
+@contextmanager
+def another_waits(lock: FairLock) -> Iterator[None]:
+    """Another thread waits for the lock, and has it once the block has ended."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lock.acquire, PATIENCE, is_async=False)
+        eventually(lambda: len(lock._waiting) == 1)
+        yield
+        assert other.result()
+
+
+def test_a_caller_that_has_waited_is_not_passed(held: FairLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "HANDED_AFTER", 0)
+    order: list[int] = []
 
     def enter(number: int) -> None:
-        lock.acquire(PATIENCE, is_async=False)
+        held.acquire(PATIENCE, is_async=False)
         order.append(number)
-        lock.release()
+        held.release()
 
-    with ThreadPoolExecutor(5) as threads:
+    with ThreadPoolExecutor(5) as pool:
         for number in range(5):
-            threads.submit(enter, number)
-            eventually(lambda number=number: len(lock._waiting) == number + 1)
-        lock.release()
+            pool.submit(enter, number)
+            eventually(lambda number=number: len(held._waiting) == number + 1)
+        held.release()
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_a_free_lock_is_acquired_at_once_although_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_lock, "PAUSES", (PATIENCE, PATIENCE))  # the others do not look again
-    lock = FairLock()
-    lock.acquire(PATIENCE, is_async=False)
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(lock.acquire, PATIENCE, is_async=False)
-        eventually(lambda: len(lock._waiting) == 1)
-        monkeypatch.setattr(fair_lock, "HANDED_AFTER", PATIENCE)
-        lock.release()
-        assert lock.acquire(NOT_LONG, is_async=False)
-        monkeypatch.setattr(fair_lock, "HANDED_AFTER", 0)
-        lock.release()
-        assert other.result()
+def test_a_free_lock_is_acquired_at_once_although_others_wait(held: FairLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PAUSES", (PATIENCE, PATIENCE))  # the others do not look again
+    with another_waits(held):
+        monkeypatch.setattr(threads, "HANDED_AFTER", PATIENCE)
+        held.release()
+        assert held.acquire(NOT_LONG, is_async=False)
+        monkeypatch.setattr(threads, "HANDED_AFTER", 0)
+        held.release()
 
 
-def test_a_waiting_caller_finds_a_free_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_lock, "HANDED_AFTER", PATIENCE)
-    lock = FairLock()
-    lock.acquire(PATIENCE, is_async=False)
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(lock.acquire, PATIENCE, is_async=False)
-        eventually(lambda: len(lock._waiting) == 1)
-        lock.release()
-        assert other.result()
+def test_a_waiting_caller_finds_a_free_lock(held: FairLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "HANDED_AFTER", PATIENCE)
+    with another_waits(held):
+        held.release()
 
 
-def test_waiting_ends_without_a_notification() -> None:
-    lock = FairLock()
-    lock.acquire(PATIENCE, is_async=False)
-    assert not lock.acquire(NOT_LONG, is_async=False)
-    assert not asyncio.run(greenlet_spawn(lock.acquire, NOT_LONG, is_async=True))
-    lock.release()
-    assert lock.acquire(NOT_LONG, is_async=False)
+def test_waiting_ends_without_a_notification(held: FairLock) -> None:
+    assert not held.acquire(NOT_LONG, is_async=False)
+    assert not asyncio.run(greenlet_spawn(held.acquire, NOT_LONG, is_async=True))
+    held.release()
+    assert held.acquire(NOT_LONG, is_async=False)
 
 
-def test_a_cancelled_coroutine_passes_the_lock_on() -> None:
-    lock = FairLock()
-
+def test_a_cancelled_coroutine_passes_the_lock_on(held: FairLock) -> None:
     async def cancel() -> None:
-        waiting = asyncio.create_task(greenlet_spawn(lock.acquire, PATIENCE, is_async=True))
-        while not lock._waiting:
+        waiting = asyncio.create_task(greenlet_spawn(held.acquire, PATIENCE, is_async=True))
+        while not held._waiting:
             await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
 
-    lock.acquire(PATIENCE, is_async=False)
     asyncio.run(cancel())
-    lock.release()
-    assert lock.acquire(NOT_LONG, is_async=False)
+    held.release()
+    assert held.acquire(NOT_LONG, is_async=False)

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import enum
 import pickle
-import subprocess
 import sys
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from sqlalchemy import StaticPool, create_engine, select
+from sqlalchemy import select
 from sqlalchemy.dialects import oracle
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import json_type
-from sqlqueue.testing import drain
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger, Mail, Task
 from tests.support.rows import clock, count
-from tests.support.workers import Workers, eventually, statuses
-from tests.worker.function_jobs import (
-    Point,
-    asynchronous,
-    example,
-    first_by_annotation,
-    none,
-    not_first,
-    of_kind,
-    offline,
-)
+from tests.support.workers import Workers, eventually, of_kind, statuses
 
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    y: float | None = None
 
 
 @dataclass
@@ -55,6 +49,28 @@ class Tree:
 class Person(BaseModel):
     name: str = Field(min_length=2)
     born: date
+
+
+def offline(*, is_async: bool = False) -> Worker:
+    """Return a worker that is never run."""
+    return Worker(async_sessionmaker(class_=AsyncQueueSession) if is_async else sessionmaker(class_=QueueSession))
+
+
+def first_by_annotation(db: Session, to: str) -> None: ...
+
+
+def none(to: str) -> None: ...
+
+
+def not_first(to: str, db: str = "", *, session: str = "") -> None: ...
+
+
+async def asynchronous(db: AsyncSession, to: str) -> None: ...
+
+
+def example(
+    number: int, name: Literal["a", 1] = "a", *, point: Point | None = None, names: dict[str, str | None] | None = None
+) -> None: ...
 
 
 def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> None:
@@ -96,6 +112,12 @@ def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> Non
 
 
 def test_a_call_and_its_completion_are_one_commit(db: Database, workers: Workers) -> None:
+    """A function that takes no session may be a task beside it."""
+    noted: list[str] = []
+
+    def note(text: str) -> None:
+        noted.append(text)
+
     def write(session: Any, number: int) -> None:
         session.add(Ledger(task_id=number))
         if number > 1:
@@ -103,9 +125,11 @@ def test_a_call_and_its_completion_are_one_commit(db: Database, workers: Workers
 
     worker = workers.make()
     task = worker.task(Job, name="write")(of_kind(db, write))
+    other = worker.task(Job, name="note")(of_kind(db, note))
     with db.begin() as session:
         session.pass_to(task.enqueue, 1)
         session.pass_to(task.enqueue, number=2)
+        session.pass_to(other.enqueue, "noted")
     stored = [
         {"task": "write", "arguments": {"nummer": 1}},
         {"task": "write", "arguments": {"number": "1"}},
@@ -115,19 +139,21 @@ def test_a_call_and_its_completion_are_one_commit(db: Database, workers: Workers
     for values in stored:
         db.insert(Job, [values])
     workers.start(worker)
-    eventually(lambda: sorted(statuses(db, Job).values()) == ["completed", *["retryable"] * 5])
+    eventually(lambda: sorted(statuses(db, Job).values()) == ["completed"] * 2 + ["retryable"] * 5)
     with db.engine.connect() as connection:
         errors = connection.scalars(select(Job.error).order_by(Job.id)).all()
     cannot = "ArgumentError: write(number: 'int') cannot be called with the stored arguments: "
     assert errors == [
         None,
         "ValueError: too many",
+        None,
         f"{cannot}nummer is not a parameter and number is missing",
         f"{cannot}number: expected int, got str",
         f"{cannot}they are not a JSON object",
         f"{cannot}number is missing",
     ]
     assert count(db, Ledger) == 1
+    assert noted == ["noted"]
 
 
 def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
@@ -152,13 +178,20 @@ def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
 
 
 def test_a_registered_function_can_be_called_directly() -> None:
-    def double(number: int) -> int:
-        """Twice."""
-        return 2 * number
+    """Defaults are those of the function when it is called, and are not stored."""
 
-    task = offline().task(Job)(double)
-    assert (task(2), task(number=3), task.__doc__) == (4, 6, "Twice.")
-    assert task.name == f"{__name__}.test_a_registered_function_can_be_called_directly.<locals>.double"
+    def greet(to: str, /, greeting: str = "hello", *, loud: bool = False) -> tuple[str, str, bool]:
+        """Greet."""
+        return to, greeting, loud
+
+    task = offline().task(Job)(greet)
+    assert (task("ada"), task("ada", loud=True)) == (("ada", "hello", False), ("ada", "hello", True))
+    assert (task.__doc__, task.name) == (
+        "Greet.",
+        f"{__name__}.test_a_registered_function_can_be_called_directly.<locals>.greet",
+    )
+    assert task.job("ada", loud=True).arguments == {"to": "ada", "loud": True}
+    assert task.perform(Job(task=task.name, arguments={"loud": True, "to": "ada"})) == ("ada", "hello", True)
 
 
 def first_by_name(session: Any, to: str) -> None: ...
@@ -191,38 +224,6 @@ def test_a_session_comes_first_and_is_not_an_argument(function: Any, takes: bool
     task = worker.task(Job)(function)
     assert task.takes_session is worker.handlers[0].takes_session is takes
     assert task.job(to="ada").arguments == {"to": "ada"}
-
-
-def test_functions_with_a_session_and_without() -> None:
-    engine, seen = create_engine("sqlite://", poolclass=StaticPool), list[Any]()
-    Job.metadata.create_all(engine, [Job.__table__])  # type: ignore[list-item]
-    worker = Worker(sessionmaker(engine, class_=QueueSession))
-    tasks = [
-        worker.task(Job, name=name)(function)
-        for name, function in (
-            ("before", lambda to: seen.append(f"before {to}")),
-            ("with", lambda session, to: seen.append((session, to))),
-            ("after", lambda to: seen.append(f"after {to}")),
-        )
-    ]
-    with QueueSession(engine) as session:
-        for task in tasks:
-            task.enqueue(session, "ada")
-        assert drain(worker, session) == {"completed": 3}
-        assert seen == ["before ada", (session, "ada"), "after ada"]
-    engine.dispose()
-
-
-def test_defaults_are_those_of_the_call() -> None:
-    greetings: list[tuple[object, ...]] = []
-
-    def greet(to: str, /, greeting: str = "hello", *, loud: bool = False) -> None:
-        greetings.append((to, greeting, loud))
-
-    task = offline().task(Job)(greet)
-    assert task.job("ada", loud=True).arguments == {"to": "ada", "loud": True}
-    task.perform(Job(task=task.name, arguments={"loud": True, "to": "ada"}))
-    assert greetings == [("ada", "hello", True)]
 
 
 def of_a_point(point: Point) -> None: ...
@@ -367,23 +368,22 @@ def test_all_tasks_of_a_model_share_one_handler() -> None:
     assert worker.handlers == [handler]
 
 
-_WITHOUT_PYDANTIC = """\
-import sys
-sys.modules["pydantic"] = None
-from tests.worker.plain_tasks import Job, worker, plain, moment
-worker.task(Job)(plain)
-try:
-    worker.task(Job)(moment)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
+def plain(session: Session, point: Point, names: list[str | None]) -> None: ...
 
 
-def test_pydantic_is_optional() -> None:
-    run = subprocess.run([sys.executable, "-c", _WITHOUT_PYDANTIC], check=True, capture_output=True, text=True)
-    assert run.stdout == (
-        "ArgumentError tests.worker.plain_tasks.moment: at, key: arguments of these types need pydantic:"
-        " pip install 'sqlalchemy-queue[pydantic]', the distribution of sqlqueue\n"
+def moment(at: datetime, point: Point, key: uuid.UUID) -> None: ...
+
+
+def test_pydantic_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pydantic", "sqlqueue.functions.validated"):
+        monkeypatch.setitem(sys.modules, name, None)
+    worker = offline()
+    worker.task(Job)(plain)
+    with pytest.raises(ArgumentError) as refused:
+        worker.task(Job)(moment)
+    assert str(refused.value) == (
+        f"{__name__}.moment: at, key: arguments of these types need pydantic:"
+        " pip install 'sqlalchemy-queue[pydantic]', the distribution of sqlqueue"
     )
 
 

@@ -1,15 +1,22 @@
-"""Leases: extended while the worker is alive, whatever its handlers do, and what happens to lost ones."""
+"""Leases: extended while the worker is alive, whatever its handlers do and others write; and lost ones."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select, update
+from sqlalchemy.exc import OperationalError
 
+from sqlqueue.worker import run
 from tests.support.harness import Database
-from tests.support.models import Ledger, Task
+from tests.support.models import Account, Ledger, Task
 from tests.support.rows import clock, count, end_leases, rows
 from tests.support.workers import (
     AT_ONCE,
@@ -38,7 +45,7 @@ def taken_over(db: Database, leases: float) -> list[Any]:
     while time.monotonic() < until:
         with db.begin() as other:
             found += other.claim_many(Task, limit=10, claimed_by="other")
-        time.sleep(0.02)
+        time.sleep(0.1)
     return found
 
 
@@ -144,3 +151,140 @@ def test_a_row_locked_by_its_own_handler_delays_no_others(
     blocking.release()
     eventually(all_are(sync_db, "completed"))
     assert count(sync_db, Task, Task.name == "written") == 1
+
+
+# -- an engine with one writer at a time, while other writers keep writing --------------------------------------------
+
+
+WRITERS = 40
+one_writer = pytest.mark.requires("one_writer")
+
+
+@contextmanager
+def writers(db: Database) -> Iterator[list[int]]:
+    """Run writers, of which one always has the lock; yield the list to which each commit is appended."""
+    db.insert(Account, [{"id": 1, "name": ""}])
+    stop, commits = threading.Event(), list[int]()
+
+    def write() -> None:
+        while not stop.is_set():
+            try:
+                with db.engine.begin() as connection:
+                    connection.execute(update(Account).values(name="x"))
+                    time.sleep(0.005)
+            except OperationalError:
+                continue
+            commits.append(1)
+
+    threads = [threading.Thread(target=write) for _ in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield commits
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def attempts(db: Database) -> list[tuple[Any, ...]]:
+    with db.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(select(Task.status, Task.attempt - Task.max_attempts))]
+
+
+@one_writer
+def test_a_worker_keeps_its_leases_and_stops_at_no_cost(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
+    db.insert(Task, [{"max_attempts": 3} for _ in range(6)])
+    running = workers.serve(Task, without_session(db, during=blocking), grace=timedelta(0), concurrency=6, lease=LEASE)
+    worker = running.worker
+    blocking.wait_for(6)
+    with writers(db) as commits:
+        eventually(lambda: len(commits) > 100, 120)
+        threading.Event().wait(2 * LEASE.total_seconds())
+        assert not blocking.lost
+        worker.stop()
+        eventually(lambda: running.ended, 120)
+    assert attempts(db) == [("available", 1 - 4)] * 6
+
+
+@one_writer
+def test_a_worker_waits_for_another_writer_to_release_its_lock(
+    db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "FINAL_WRITE_LIMIT", 0.5)
+    db.insert(Account, [{"id": 1, "name": ""}])
+    db.insert(Task, [{"max_attempts": 3}])
+    engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
+    worker = workers.make(engine=engine, grace=timedelta(seconds=30))
+    worker.handler(Task, concurrency=1)(without_session(db, during=blocking))
+    running = workers.start(worker)
+    blocking.wait_for(1)
+    with db.engine.begin() as other:
+        other.execute(update(Account).values(name="x"))
+        worker.stop()
+        blocking.release()
+        threading.Event().wait(3)
+        assert not running.ended
+    eventually(lambda: running.ended)
+    assert attempts(db) == [("completed", 1 - 3)]
+
+
+@one_writer
+def test_the_transactions_of_a_worker_write_one_after_another(db: Database, workers: Workers) -> None:
+    """None of them gets "database is locked", although no connection waits for another."""
+    engine = db.variant(pool_size=20, on_connect="PRAGMA busy_timeout = 0")
+    event.listen(engine.session_engine, "commit", lambda _: time.sleep(0.005))
+    db.insert(Task, rows(40))
+    worker = workers.serve(Task, with_session(db), engine=engine, concurrency=10).worker
+    eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 40
+    assert (worker._reports.counts["retries"], worker._reports.counts["database_errors"]) == (0, 0)
+
+
+@one_writer
+@pytest.mark.asyncio_everywhere
+@pytest.mark.parametrize("streams", [False, True], ids=["fetched", "streamed"])
+def test_a_cancelled_statement_does_not_keep_the_write_lock(db: Database, workers: Workers, streams: bool) -> None:
+    """The call ends while its statement runs, and what refers to its exception refers to the statement too."""
+    if not db.is_async:
+        pytest.skip("threads cannot be cancelled")
+    db.insert(Account, [{"id": 1, "name": ""}, {"id": 2, "name": ""}])
+    db.insert(Task, [{"id": 1}])
+    engine = db.variant()
+    executing, cancelled = threading.Event(), threading.Event()
+    kept: list[object] = []
+
+    def execute_until_cancelled() -> str:
+        executing.set()
+        cancelled.wait()
+        return "x"
+
+    async def handle(session: Any, task: Any) -> None:
+        connection = await session.connection()
+        driver = (await connection.get_raw_connection()).driver_connection
+        await driver.create_function("execute_until_cancelled", 0, execute_until_cancelled)
+        if streams:
+            kept.append(await session.stream(select(Account.id)))
+        try:
+            await session.execute(update(Account).values(name=func.execute_until_cancelled()).returning(Account.id))
+        except asyncio.CancelledError as error:
+            kept.append(error)
+            raise
+
+    event.listen(engine.session_engine, "handle_error", lambda _: cancelled.set(), insert=True)
+    running = workers.serve(Task, handle, engine=engine, mode="lock", concurrency=1)
+    eventually(executing.is_set)
+    running.stop(at_once=True)
+    assert isinstance(kept[-1], asyncio.CancelledError)
+    with db.engine.connect() as other:
+        other.exec_driver_sql("PRAGMA busy_timeout = 0")
+        try:
+            other.execute(update(Account).values(name="y"))
+            other.commit()
+            is_read = other.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").scalars().all()
+        finally:
+            other.invalidate()
+            kept.clear()
+    assert streams or is_read == [0]

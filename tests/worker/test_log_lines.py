@@ -71,15 +71,6 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     assert lines == ([("ERROR", f"Task 7: attempt 1/3 {said}")] if said else [])
 
 
-def test_the_root_logger_is_left_alone(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
-    root = logging.getLogger()
-    before = (root.level, list(root.handlers))
-    sync_db.insert(Task, [{}])
-    workers.serve(Task, raising(sync_db, ValueError("no")))
-    the_end(log)
-    assert (root.level, list(root.handlers)) == before
-
-
 REPORT = {"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "attempts_before": 4}
 
 
@@ -176,14 +167,6 @@ def test_a_traceback_shows_the_applications_frames(
     assert "no_such_column" in log.text
 
 
-def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
-    sync_db.insert(Task, [{}])
-    with caplog.at_level(logging.DEBUG, "sqlqueue"):
-        workers.serve(Task, raising(sync_db, ValueError("no")))
-        eventually(lambda: "ValueError" in caplog.text)
-    assert "/worker/executor.py" in caplog.text
-
-
 def test_control_characters_are_escaped_in_the_log(
     sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:
@@ -206,7 +189,11 @@ def test_control_characters_are_escaped_in_the_log(
 
 
 def test_a_worker_logs_its_start_and_stop(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
+    """It leaves the root logger alone."""
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
     running = workers.serve(Task, without_session(sync_db), name="mailer")
     eventually(lambda: "worker mailer started, for Task" in log.text)
     running.stop()
     assert [record.getMessage() for record in log.records][-1] == "worker mailer stopped"
+    assert (root.level, list(root.handlers)) == before

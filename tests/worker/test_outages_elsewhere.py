@@ -5,6 +5,7 @@ queue's database, but is not repeated forever.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +35,6 @@ pytestmark = pytest.mark.asyncio_everywhere
 
 MOST = 3
 """The maximum number of attempts of a Task."""
-MODES = [("lease", True), ("lease", False), ("lock", True)]
 
 
 def connect_elsewhere(db: Database) -> Any:
@@ -50,11 +50,17 @@ def connect_elsewhere(db: Database) -> Any:
     return during
 
 
-def handler(db: Database, *, session: bool) -> Any:
-    during = connect_elsewhere(db)
-    if session:
-        return with_session(db, lambda session, task: during(task))
-    return without_session(db, during)
+def end_its_connection(db: Database) -> Any:
+    """Return a handler that does so, as MySQL does if a statement is larger than its limit."""
+    kill = (db.case.kill_sql or "").format(connection=f"{db.case.connection_id}()")
+    return with_session(db, lambda session, _: session.execute(text(kill)))
+
+
+HANDLERS: dict[str, Callable[[Database], Any]] = {
+    "elsewhere": lambda db: with_session(db, nothing, during=connect_elsewhere(db)),
+    "elsewhere, without a session": lambda db: without_session(db, connect_elsewhere(db)),
+    "its own connection": end_its_connection,
+}
 
 
 def only_row(db: Database) -> tuple[str, int, int, str | None]:
@@ -79,27 +85,28 @@ def end(attempt: int, times: int) -> str:
     return f" (returned after attempt {attempt}, {times} of {RETURNS} times in a row)"
 
 
-@pytest.mark.parametrize(("mode", "session"), MODES)
-def test_an_outage_elsewhere_is_returned_with_its_reason(
-    db: Database, workers: Workers, mode: Any, session: bool
+@pytest.mark.parametrize(
+    ("lost", "mode"),
+    [
+        ("elsewhere", "lease"),
+        ("elsewhere", "lock"),
+        ("elsewhere, without a session", "lease"),
+        pytest.param("its own connection", "lease", marks=pytest.mark.requires("kill_sql")),
+        pytest.param("its own connection", "lock", marks=pytest.mark.requires("kill_sql")),
+    ],
+)
+@pytest.mark.parametrize(("returned", "status"), [(RETURNS - 1, "scheduled"), (RETURNS, "discarded")])
+def test_an_outage_counts_after_too_many_returns(
+    db: Database, workers: Workers, lost: str, mode: Any, returned: int, status: str
 ) -> None:
-    db.insert(Task, [{"id": 1}])
-    workers.serve(Task, handler(db, session=session), mode=mode, concurrency=1)
-    eventually(lambda: statuses(db) == {1: "scheduled"})
+    db.insert(Task, [returned_before(returned)])
+    workers.serve(Task, HANDLERS[lost](db), mode=mode, concurrency=1)
+    eventually(lambda: statuses(db) == {1: status})
     _, attempt, most, error = only_row(db)
-    assert most - attempt == MOST, "it counted as an attempt"
-    assert (error or "").endswith(end(1, 1))
     assert "Error: " in (error or "")
-
-
-@pytest.mark.parametrize(("mode", "session"), MODES)
-def test_an_outage_elsewhere_counts_after_too_many_returns(
-    db: Database, workers: Workers, mode: Any, session: bool
-) -> None:
-    db.insert(Task, [returned_before(RETURNS)])
-    workers.serve(Task, handler(db, session=session), mode=mode, concurrency=1)
-    eventually(lambda: statuses(db) == {1: "discarded"})
-    assert "Error: " in (only_row(db)[3] or "")
+    if status == "scheduled":
+        assert most - attempt == 1, "it counted as an attempt"
+        assert (error or "").endswith(end(returned + MOST, RETURNS))
 
 
 GONE = f"OperationalError: gone{end(3, RETURNS)}"
@@ -107,22 +114,26 @@ LATER = [
     ({"attempt": 40, "max_attempts": 41, "error": "ValueError: another one"}, "many attempts were allowed later"),
     ({"attempt": 4, "max_attempts": 5, "error": GONE}, "another attempt ended otherwise"),
     ({"attempt": 0, "max_attempts": 3, "error": GONE}, "it is run again"),
+    ({"attempt": 0, "max_attempts": 3}, "it is the first attempt"),
 ]
+ELSEWHERE = {"lease": "elsewhere, without a session", "lock": "elsewhere"}
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize(("row", "why"), LATER)
 def test_only_returns_in_a_row_are_counted(
     sync_db: Database, workers: Workers, mode: Any, row: dict[str, Any], why: str
 ) -> None:
     sync_db.insert(Task, [{"id": 1, **row}])
-    workers.serve(Task, handler(sync_db, session=mode == "lock"), mode=mode, concurrency=1)
+    workers.serve(Task, HANDLERS[ELSEWHERE[mode]](sync_db), mode=mode, concurrency=1)
     eventually(lambda: statuses(sync_db) == {1: "scheduled"})
     _, attempt, most, error = only_row(sync_db)
     assert most - attempt == row["max_attempts"] - row["attempt"], "it counted as an attempt"
     assert (error or "").endswith(end(row["attempt"] + 1, 1)), why
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_an_attempt_that_is_snoozed_between_two_outages_ends_the_row(db: Database, workers: Workers, mode: Any) -> None:
     db.insert(Task, [returned_before(RETURNS)])
@@ -138,35 +149,21 @@ def test_an_attempt_that_is_snoozed_between_two_outages_ends_the_row(db: Databas
     assert (status, attempt, most) == ("scheduled", last + 2, last + 3)
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_returns_are_counted_whatever_is_loaded(sync_db: Database, workers: Workers, mode: Any) -> None:
     sync_db.insert(Task, [returned_before(RETURNS)])
-    worker = workers.make()
-    options = [load_only(Task.number)]
-    worker.handler(Task, mode=mode, concurrency=1, options=options)(handler(sync_db, session=mode == "lock"))
-    workers.start(worker)
+    handler = HANDLERS[ELSEWHERE[mode]](sync_db)
+    workers.serve(Task, handler, mode=mode, concurrency=1, options=[load_only(Task.number)])
     eventually(lambda: statuses(sync_db) == {1: "discarded"})
 
 
+@pytest.mark.one_engine
 def test_the_number_of_returns_is_kept_of_a_long_error(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [returned_before(1)])
     workers.serve(Task, raising(sync_db, PoolTimeoutError("x" * 5000), session=False), concurrency=1)
     eventually(lambda: statuses(sync_db) == {1: "scheduled"})
     assert (only_row(sync_db)[3] or "").endswith(f"…{end(MOST + 1, 2)}")
-
-
-@pytest.mark.requires("kill_sql")
-@pytest.mark.parametrize("mode", ["lease", "lock"])
-@pytest.mark.parametrize(("returned", "status"), [(RETURNS, "discarded"), (RETURNS - 1, "scheduled")])
-def test_a_task_that_ends_its_own_connection_is_not_run_forever(
-    db: Database, workers: Workers, mode: Any, returned: int, status: str
-) -> None:
-    """MySQL ends it too if a statement is larger than its limit, for example."""
-    db.insert(Task, [returned_before(returned)])
-    kill = (db.case.kill_sql or "").format(connection=f"{db.case.connection_id}()")
-    workers.serve(Task, with_session(db, lambda session, _: session.execute(text(kill))), mode=mode, concurrency=1)
-    eventually(lambda: statuses(db) == {1: status})
-    assert "Error: " in (only_row(db)[3] or "")
 
 
 # -- handlers that time out waiting for a lock ------------------------------------------------------------------------
@@ -205,10 +202,9 @@ def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Work
     running, calls = kept_waiting(db, workers, "snoozed")
     eventually(lambda: statuses(db) == {1: "scheduled"})
     assert calls == TRIES
-    with db.engine.connect() as connection:
-        attempt, most, error = connection.execute(select(Task.attempt, Task.max_attempts, Task.error)).one()
+    _, attempt, most, error = only_row(db)
     assert (attempt, most) == (1, MOST + 1)
-    assert "Error: " in error, "it does not say why it is postponed"
+    assert "Error: " in (error or ""), "it does not say why it is postponed"
     with db.engine.begin() as connection:
         connection.execute(update(Task).values(available_at=PAST))
     eventually(lambda: statuses(db) == {1: "completed"})
@@ -217,9 +213,6 @@ def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Work
 
 @pytest.mark.requires("impatient_sql")
 def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:
-    sync_db.insert(
-        Task,
-        [{"id": 1, "error": f"DBAPIError: it waits (returned after attempt 0, {RETURNS} of {RETURNS} times in a row)"}],
-    )
+    sync_db.insert(Task, [{"id": 1, "error": f"DBAPIError: it waits{end(0, RETURNS)}"}])
     kept_waiting(sync_db, workers, "failed")
     eventually(lambda: statuses(sync_db) == {1: "retryable"})

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, Identity, create_engine, delete, insert
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy import URL, Engine, create_engine, delete, insert
+from sqlalchemy.orm import Session, sessionmaker
 
-from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
+from sqlqueue import SchemaMismatchError, Worker, pause
 from sqlqueue.transaction import subscribe
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, QueuePause, Spool, Task
@@ -50,10 +48,9 @@ def test_a_paused_queue_is_not_claimed_until_it_is_resumed(db: Database, workers
     write_pause(db, "task")
     db.insert(Task, rows(4, "ready", "scheduled", "retryable", "expired"))
     before, engine = statuses(db), db.variant(pool_size=20)
-    worker = workers.make(engine=engine, poll=OFTEN)
-    worker.handler(Task, mode=mode)((with_session if mode == "lock" else without_session)(db))
+    handler = (with_session if mode == "lock" else without_session)(db)
     with seen(engine, "before_cursor_execute") as looks:
-        running = workers.start(worker)
+        running = workers.serve(Task, handler, engine=engine, poll=OFTEN, mode=mode)
         eventually(lambda: asked(looks))
         started = len(looks)
         eventually(lambda: len(asked(looks)) > 4)
@@ -96,6 +93,7 @@ def test_single_topics_are_paused(db: Database, workers: Workers) -> None:
     eventually(all_are(db, "completed", Mail))
 
 
+@pytest.mark.one_engine
 def test_one_statement_reads_the_pauses_of_all_queues(sync_db: Database, workers: Workers) -> None:
     engine = sync_db.variant(pool_size=20)
     worker = workers.make(engine=engine, poll=OFTEN)
@@ -113,6 +111,7 @@ def asked(statements: list[Any]) -> list[str]:
     return [each[2] for each in tuple(statements) if "FROM queue_pause" in each[2]]
 
 
+@pytest.mark.one_engine
 def test_a_pause_in_the_same_process_is_noticed_at_once(
     db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +127,7 @@ def test_a_pause_in_the_same_process_is_noticed_at_once(
     eventually(all_are(db, "completed"))
 
 
+@pytest.mark.one_engine
 def test_waiting_handlers_are_woken(sync_db: Database, workers: Workers) -> None:
     heard: list[bool] = []
     unsubscribe = subscribe(["task"], lambda: heard.append(True))
@@ -160,60 +160,38 @@ def pause_elsewhere(_: Gate, url: URL) -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-class Base(DeclarativeBase):
-    pass
-
-
-class Chore(QueueMixin, Base):
-    __tablename__ = "chore"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Stop(PauseMixin, Base):
-    __tablename__ = "stop"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Engine]:
-    engine = create_engine(f"sqlite:///{tmp_path / 'chores.db'}")
-    Base.metadata.create_all(engine)
-    yield engine
-    engine.dispose()
-
-
-def chores(engine: Engine) -> Worker:
+def worker_of(engine: Engine) -> Worker:
     worker = Worker(sessionmaker(engine), poll=OFTEN)
-    worker.handler(Chore)(lambda chore: None)
+    worker.handler(Task)(lambda task: None)
     return worker
 
 
 def test_a_table_that_is_missing(file: Engine) -> None:
-    Stop.__table__.drop(file)  # type: ignore[attr-defined]
-    with pytest.raises(SchemaMismatchError, match=r"no table stop.*alembic revision") as refused:
-        chores(file).run()
-    assert refused.value.differences == ("there is no table stop, which stores the paused queues",)
+    QueuePause.__table__.drop(file)  # type: ignore[attr-defined]
+    with pytest.raises(SchemaMismatchError, match=r"no table queue_pause.*alembic revision") as refused:
+        worker_of(file).run()
+    assert refused.value.differences == ("there is no table queue_pause, which stores the paused queues",)
 
 
 def test_a_temporarily_unreadable_table_is_tolerated(file: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with Session(file) as session, session.begin():
-        pause(session, Chore)
-        session.add(Chore(id=1))
+        pause(session, Task)
+        session.add(Task(id=1))
     caplog.set_level("INFO", "sqlqueue.worker")
-    running = Running(chores(file))
-    eventually(lambda: "paused queues: chore" in caplog.text)
+    running = Running(worker_of(file))
+    eventually(lambda: "paused queues: task" in caplog.text)
     with file.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE stop RENAME TO elsewhere")
+        connection.exec_driver_sql("ALTER TABLE queue_pause RENAME TO elsewhere")
     eventually(lambda: "cannot read the pauses" in caplog.text)
     with Session(file) as session:
-        assert session.get_one(Chore, 1).status == "available"
+        assert session.get_one(Task, 1).status == "available"
     with file.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO stop")
-        connection.execute(delete(Stop))
+        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO queue_pause")
+        connection.execute(delete(QueuePause))
     eventually(lambda: status_of(file, 1) == "completed")
     running.stop()
 
 
 def status_of(engine: Engine, key: int) -> str:
     with Session(engine) as session:
-        return session.get_one(Chore, key).status
+        return session.get_one(Task, key).status

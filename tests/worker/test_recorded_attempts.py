@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from sqlqueue import Cancel, Claim, Discard, PastAttempt, Retry, Snooze, utcnow
 from tests.support.harness import Database
 from tests.support.history import Flare, Parcel, Past, archive, sync_archive
-from tests.support.rows import clock
+from tests.support.rows import clock, count
 from tests.support.workers import BlockingHandler, Workers, eventually, nothing, statuses, with_session, without_session
-from tests.worker.crashing import stopped, supervised
-from tests.worker.crashing_history import PROGRAM
+from tests.worker.crashing import DELIVERIES, stopped, supervised
 
 __all__ = ["archive", "sync_archive"]
 
@@ -57,10 +56,6 @@ def attempts(db: Database, key: int) -> list[PastAttempt]:
         return list(reversed(session.history(Claim(Parcel, (key,), 0))))
 
 
-def told(found: Sequence[PastAttempt]) -> list[tuple[int, str, str | None]]:
-    return [(each.attempt, each.outcome.value, each.claimed_by) for each in found]
-
-
 def all_final(db: Database) -> bool:
     return set(statuses(db, Parcel).values()) <= FINAL
 
@@ -69,10 +64,8 @@ def all_final(db: Database) -> bool:
 def test_each_outcome_leaves_one_row_for_each_attempt(archive: Database, workers: Workers, session: bool) -> None:
     before = clock(archive)
     archive.insert(Parcel, [{"id": key} for key in EXPECTED])
-    worker = workers.make(name="ada")
     handler = with_session(archive, nothing, during=deliver) if session else without_session(archive, during=deliver)
-    worker.handler(Parcel)(handler)
-    running = workers.start(worker)
+    running = workers.serve(Parcel, handler, name="ada")
     eventually(lambda: all_final(archive))
     running.stop()
     found = {key: attempts(archive, key) for key in EXPECTED}
@@ -83,8 +76,7 @@ def test_each_outcome_leaves_one_row_for_each_attempt(archive: Database, workers
         assert all(before <= each.started_at <= each.finished_at for each in some if each.started_at)
         assert all(each.started_at for each in some)
     every = [each for some in found.values() for each in some]
-    with archive.engine.connect() as connection:
-        assert len(connection.scalars(select(Past.id)).all()) == len(every)
+    assert count(archive, Past) == len(every)
     with_traceback = [each for each in every if each.traceback]
     assert [each.error for each in with_traceback] == ["ValueError: no stamp"] * 4
     for each in with_traceback:
@@ -115,15 +107,16 @@ def test_the_worker_that_takes_over_records_the_lost_lease(archive: Database, wo
     running = workers.serve(Parcel, with_session(archive, nothing), name="ada")
     eventually(lambda: all_final(archive))
     running.stop()
-    found = attempts(archive, 1)
-    assert told(found) == [(1, "crashed", "gone"), (2, "completed", "ada")]
-    assert "its lease expired" in found[0].error
-    assert found[0].traceback is None
+    lost, completed = attempts(archive, 1)
+    assert (lost.attempt, lost.outcome, lost.claimed_by, lost.traceback) == (1, "crashed", "gone", None)
+    assert "its lease expired" in lost.error
+    assert (completed.attempt, completed.outcome, completed.claimed_by) == (2, "completed", "ada")
 
 
+@pytest.mark.one_engine
 def test_the_supervisor_records_the_attempt_that_killed_its_process(sync_archive: Database) -> None:
     sync_archive.insert(Parcel, [{"id": 1}])
-    with supervised(sync_archive.url, program=PROGRAM) as supervisor:
+    with supervised(sync_archive.url, program=DELIVERIES) as supervisor:
         eventually(lambda: all_final(sync_archive), 150)
         stopped(supervisor)
     crashed, completed = attempts(sync_archive, 1)
@@ -181,6 +174,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("fails", FAILURES)
 def test_the_parameters_of_a_statement_are_kept_secret(
@@ -188,10 +182,8 @@ def test_the_parameters_of_a_statement_are_kept_secret(
 ) -> None:
     archive.insert(Flare, [{"region": "a", "number": 1}])
     archive.insert(Parcel, [{"id": 1, "max_attempts": 1}])
-    worker = workers.make()
-    worker.handler(Parcel, mode=mode)(with_session(archive, lambda session, _: fails(session)))
     with caplog.at_level(logging.DEBUG, "sqlqueue"):
-        running = workers.start(worker)
+        running = workers.serve(Parcel, with_session(archive, lambda session, _: fails(session)), mode=mode)
         eventually(lambda: statuses(archive, Parcel) == {1: "discarded"})
         running.stop()
     with archive.begin() as session:

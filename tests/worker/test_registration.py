@@ -1,24 +1,37 @@
-"""Running workers register themselves, and execute the commands in their rows."""
+"""Running workers register themselves, execute the commands in their rows, and maintain their queues."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, delete
+from sqlalchemy import Engine, delete, event
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
 from sqlqueue.model.companions import worker_table
+from sqlqueue.sql import NEVER
 from sqlqueue.worker import registration
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
-from tests.support.rows import clock
-from tests.support.workers import BlockingHandler, Workers, eventually, seen, statuses, with_session, without_session
+from tests.support.models import Attachment, Mail, Task
+from tests.support.rows import PAST, TOMORROW, clock, count
+from tests.support.workers import (
+    LONG,
+    BlockingHandler,
+    Workers,
+    all_are,
+    eventually,
+    seen,
+    statuses,
+    with_session,
+    without_session,
+)
 
 __all__ = ["fleet", "sync_fleet"]
 
@@ -40,17 +53,17 @@ def test_a_worker_registers_itself(
 ) -> None:
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
     errands(fleet, 1)
-    running = workers.serve(Errand, with_session(fleet, during=blocking), name="ada", version="1.2", concurrency=3)
+    worker = workers.make(name="ada", version="1.2")
+    worker.handler(Errand, concurrency=3)(with_session(fleet, during=blocking))
+    worker.task(Call, name="shop.mail")(lambda: None)
+    worker.task(Call, name="shop.bill")(lambda: None)
+    running = workers.start(worker)
     (info,) = eventually(lambda: [each for each in registered(fleet) if each.busy])
     assert (info.name, info.process, info.version, info.is_live) == ("ada", os.getpid(), "1.2", True)
-    (handler,) = info.handlers
-    assert (handler.queue, handler.functions, handler.whole, handler.slots, handler.busy) == (
-        "errand_of_fleet",
-        None,
-        True,
-        3,
-        1,
-    )
+    handler, calls = info.handlers
+    facts = (handler.queue, handler.functions, handler.whole, handler.slots, handler.busy)
+    assert facts == ("errand_of_fleet", None, True, 3, 1)
+    assert calls.functions == ("shop.bill", "shop.mail")
     assert info.memory
     assert info.last_claim_at
     assert timedelta(0) <= clock(fleet) - info.started_at < timedelta(minutes=1)
@@ -65,16 +78,6 @@ def test_a_worker_registers_itself(
     blocking.release()
     running.stop()
     assert registered(fleet) == []
-
-
-def test_functions_are_named(sync_fleet: Database, workers: Workers) -> None:
-    worker = Worker(sync_fleet.variant(pool_size=20).sessions(), notify=False)
-    worker.task(Call, name="shop.mail")(lambda: None)
-    worker.task(Call, name="shop.bill")(lambda: None)
-    running = workers.start(worker)
-    (info,) = eventually(lambda: registered(sync_fleet))
-    assert info.handlers[0].functions == ("shop.bill", "shop.mail")
-    running.stop()
 
 
 def test_drain_waits_for_what_runs_and_claims_no_more(
@@ -140,8 +143,6 @@ def resize(db: Database, number: int) -> None:
 def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "FORGET_EVERY", timedelta(seconds=0.1))
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
-    worker = workers.make(name="ada")
-    worker.handler(Errand)(without_session(sync_fleet))
     dead = {"name": "dead", "host": "", "process": 1, "handlers": []}
     now = clock(sync_fleet)
     with sync_fleet.engine.begin() as connection:
@@ -149,7 +150,7 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
             moment = now - timedelta(minutes=age)
             table: Any = FleetWorker.__table__
             connection.execute(table.insert().values(id=key, started_at=moment, seen_at=moment, **dead))
-    running = workers.start(worker)
+    running = workers.serve(Errand, without_session(sync_fleet))
     eventually(lambda: keys(sync_fleet) >= {"young"} and "old" not in keys(sync_fleet))
     running.stop()
     assert keys(sync_fleet) == {"young"}
@@ -159,11 +160,10 @@ def test_a_worker_writes_its_row_every_ten_seconds_at_most(sync_fleet: Database,
     """Neither tasks nor commands, which it reads at once, make it write more often."""
     assert registration.EVERY.total_seconds() == 10
     engine = sync_fleet.variant(pool_size=20)
-    worker = workers.make(engine=engine)
-    worker.handler(Errand)(without_session(sync_fleet))
     with seen(engine, "before_cursor_execute") as sent:
         begun = time.monotonic()
-        running = workers.start(worker)
+        running = workers.serve(Errand, without_session(sync_fleet), engine=engine)
+        worker = running.worker
         eventually(lambda: registered(sync_fleet))
         for number in range(2, 7):
             errands(sync_fleet, 5)
@@ -185,8 +185,7 @@ def keys(db: Database) -> set[str]:
         return set(session.scalars(FleetWorker.__table__.select().with_only_columns(FleetWorker.id)))
 
 
-def test_a_missing_table(tmp_path: Any) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'fleet.db'}")
+def test_a_missing_table(engine: Engine) -> None:
     Fleet.metadata.create_all(engine)
     worker_table(Fleet.metadata).drop(engine)  # type: ignore[union-attr]
     worker = Worker(sessionmaker(engine))
@@ -194,4 +193,89 @@ def test_a_missing_table(tmp_path: Any) -> None:
     with pytest.raises(SchemaMismatchError, match=r"no table fleet_worker.*migrate") as refused:
         worker.run()
     assert refused.value.differences == ("there is no table fleet_worker, in which workers are registered",)
-    engine.dispose()
+
+
+# -- maintenance: rescue and prune, in small steps, and by several workers at once ------------------------------------
+
+
+OFTEN = timedelta(seconds=0.05)
+DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
+CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "RESCUE_EVERY", OFTEN)
+    monkeypatch.setattr(registration, "PRUNE_EVERY", OFTEN)
+    monkeypatch.setattr(registration, "PRUNED", 2)
+
+
+@pytest.mark.usefixtures("often")
+def test_two_workers_rescue_and_prune(db: Database, workers: Workers) -> None:
+    db.insert(Task, [CRASHED] * 3)
+    db.insert(Mail, [{**DONE, "topic": "old"}] * 9)
+    db.insert(Mail, [{**DONE, "topic": "new", "finished_at": TOMORROW}])
+    for name in ("first", "second"):
+        worker = workers.make(name=name, poll=LONG)
+        worker.handler(Task)(without_session(db))
+        worker.handler(Mail)(without_session(db))
+        workers.start(worker)
+    eventually(all_are(db, "discarded"))
+    assert count(db, Task, Task.error.like("crashed in every attempt%")) == 3
+    eventually(lambda: count(db, Mail, Mail.topic == "old") == 0)
+    assert count(db, Mail) == 1
+
+
+def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "PRUNE_EVERY", timedelta(seconds=2))
+    monkeypatch.setattr(registration, "PRUNED", 2)
+    sync_db.insert(Mail, [{**DONE, "topic": "old"}] * 21)
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
+    eventually(lambda: count(sync_db, Mail) < 21)
+    eventually(lambda: count(sync_db, Mail) == 0, within=9 * 0.75 * 2)
+
+
+@pytest.mark.usefixtures("often")
+def test_rows_that_cannot_go_stay_and_the_others_are_pruned(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Mail, [{"id": number, **DONE} for number in range(1, 10)])
+    sync_db.insert(Attachment, [{"mail_id": number} for number in (1, 2, 3, 4)])  # more than one batch
+    sync_db.insert(Mail, [{"id": 20, **DONE, "finished_at": None, "available_at": NEVER}])  # adopted
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
+    eventually(lambda: count(sync_db, Mail) == 5)
+    eventually(lambda: "pruned Mail: kept 4 final rows" in caplog.text)
+
+
+@pytest.fixture
+def broken(sync_db: Database) -> Iterator[None]:
+    """Drop the table of attachments, which pruning of mails reads."""
+    Attachment.__table__.drop(sync_db.engine)
+    yield
+    Attachment.__table__.create(sync_db.engine)
+
+
+@pytest.mark.usefixtures("often", "broken")
+@pytest.mark.requires("locks_rows")
+def test_a_failing_chore_is_named_and_does_not_block_others(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Mail, [DONE])
+    workers.serve(Mail, without_session(sync_db), poll=LONG)
+    eventually(lambda: caplog.text.count("pruning Mail failed: ") > 1)
+    assert "Traceback" not in caplog.text
+    sync_db.insert(Mail, [CRASHED])
+    eventually(lambda: count(sync_db, Mail, Mail.status == "discarded") == 1)
+
+
+@pytest.mark.usefixtures("often")
+def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
+    """Before each commit, another session reads the result of the earlier batches."""
+    sync_db.insert(Task, [CRASHED] * 7)
+    found: list[int] = []
+    engine = sync_db.variant(pool_size=20)
+    event.listen(engine.bind, "commit", lambda _: found.append(count(sync_db, Task, Task.status == "discarded")))
+    workers.serve(Task, without_session(sync_db), engine=engine, poll=LONG)
+    eventually(all_are(sync_db, "discarded"))
+    in_order = sorted([*found, 7])  # several threads commit, and record what they have seen slightly later
+    assert max(after - before for before, after in pairwise(in_order)) == 2

@@ -9,27 +9,18 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import lazyload, sessionmaker
 
 from sqlqueue import ArgumentError, ConfigurationError, HandlerNotFoundError, QueueSession, SchemaMismatchError, Worker
 from tests.support.harness import Database
 from tests.support.models import Base, Job, Notice, Reminder, Task
 from tests.support.rows import rows
 from tests.support.workers import LONG, Workers, all_are, eventually, seen, statuses, without_session
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = create_engine(f"sqlite:///{tmp_path}/worker.db")
-    yield made
-    made.dispose()
 
 
 def worker_of(engine: Any) -> Worker:
@@ -135,6 +126,7 @@ async def async_generator(task: Any) -> AsyncIterator[None]:
         (sessionmaker, alone, {"batch": 0}, "batch=0"),
         (sessionmaker, alone, {"timeout": timedelta(0)}, "timeout="),
         (sessionmaker, alone, {"lease": timedelta(0)}, "lease="),
+        (sessionmaker, alone, {"options": lazyload("*")}, "options="),
     ],
 )
 def test_invalid_handlers_are_rejected(
@@ -199,13 +191,13 @@ def test_a_coroutine_is_rejected_where_it_could_not_run(monkeypatch: pytest.Monk
             register(awaiting)
 
 
-def test_all_public_names_can_be_imported_without_greenlet() -> None:
-    code = (
-        "import sys; sys.modules['greenlet'] = None; from sqlqueue import *; Worker, 'AsyncQueueSession' in globals()"
-    )
+def test_all_public_names_can_be_imported_without_optional_packages() -> None:
+    without = "import sys; sys.modules.update(greenlet=None, pydantic=None)"
+    code = f"{without}; from sqlqueue import *; Worker, 'AsyncQueueSession' in globals()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+@pytest.mark.one_engine
 def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Database, workers: Workers) -> None:
     """Otherwise it would be called without being awaited, and silently do nothing."""
     done: list[str] = []
@@ -231,14 +223,12 @@ def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Dat
     assert "returned an awaitable" in failed.error
 
 
+@pytest.mark.one_engine
 def test_a_stop_before_the_start_is_respected(db: Database, workers: Workers) -> None:
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db))
     worker.stop()
-    thread = Thread(target=worker.run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    workers.start(worker).wait()
 
 
 @pytest.mark.requires("describes_tables_soon")

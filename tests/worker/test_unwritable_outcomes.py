@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import CheckConstraint, Connection, Identity, String, event, select
+from sqlalchemy import CheckConstraint, Connection, Identity, String, event
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -22,7 +22,7 @@ from tests.support import tables
 from tests.support.harness import Database
 from tests.support.models import Task
 from tests.support.rows import PAST, TOMORROW, count
-from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
+from tests.support.workers import Workers, by_id, eventually, nothing, raising, statuses, with_session, without_session
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -57,15 +57,16 @@ class Effect(Base):
 
 @pytest.fixture
 def queue(db: Database) -> Iterator[Database]:
-    tables.make(db.engine, Base.metadata)
-    yield db
-    db.end_test()
-    Base.metadata.drop_all(db.engine)
+    for _ in tables.kept(db, Base.metadata):
+        yield db
+        db.end_test()
 
 
-def errors(db: Database) -> dict[int, str | None]:
-    with db.engine.connect() as connection:
-        return {row.id: row.error for row in connection.execute(select(Delivery.id, Delivery.error))}
+@pytest.fixture
+def changeable_queue(db: Database) -> Iterator[Database]:
+    for _ in tables.changeable(db, Base.metadata):
+        yield db
+        db.end_test()
 
 
 def fill(db: Database, *names: str) -> None:
@@ -109,16 +110,17 @@ def test_it_is_replaced_by_a_plain_failure(queue: Database, workers: Workers, mo
     workers.serve(Delivery, handler(queue, kind), mode=mode, concurrency=1)
     expected = {number: "completed" if name == "fine" else "discarded" for number, name in enumerate(names, 1)}
     eventually(lambda: statuses(queue, Delivery) == expected)
-    found = errors(queue)
+    found = by_id(queue, Delivery.error)
     assert {found[n] for n in (1, 3, 7)} == {None}
     assert "Error" in (found[2] or "")
     assert [found[n] for n in (4, 5, 6)] == [f"ValueError: {ESCAPED}", ESCAPED, ESCAPED]
-    with queue.engine.connect() as connection:
-        written = connection.scalars(select(Effect.name)).all()
+    written = list(by_id(queue, Effect.name).values())
     assert written == (["fine"] * 3 if kind == "writes" else [])
 
 
 ESCAPED = "costs 5 \\u20ac"
+TOO_LONG = EURO * 500
+"""Once it is escaped."""
 GRIN = "worker \N{GRINNING FACE}"
 
 
@@ -135,18 +137,13 @@ def test_an_error_at_the_commit_belongs_to_its_task(queue: Database, workers: Wo
             session.connection().info["is late"] = True
 
     engine = queue.variant(pool_size=20)
-    worker = workers.make(engine=engine)
-    worker.handler(Delivery, mode=mode, concurrency=1)(with_session(queue, write_late))
     event.listen(engine.session_engine, "commit", reject_late)
-    workers.start(worker)
-    eventually(lambda: statuses(queue, Delivery) == dict(enumerate(ENDED, 1)))
-    assert errors(queue) == {1: None, 2: None, 3: "ValueError: rejected at the commit", 4: None}
+    workers.serve(Delivery, with_session(queue, write_late), engine=engine, mode=mode, concurrency=1)
+    ended = {1: "completed", 2: "completed", 3: "discarded", 4: "completed"}
+    eventually(lambda: statuses(queue, Delivery) == ended)
+    assert by_id(queue, Delivery.error) == {1: None, 2: None, 3: "ValueError: rejected at the commit", 4: None}
     assert sorted(calls) == [1, 2, 3, 4]
-    with queue.engine.connect() as connection:
-        assert connection.scalars(select(Effect.name)).all() == []
-
-
-ENDED = ("completed", "completed", "discarded", "completed")
+    assert count(queue, Effect) == 0
 
 
 def reject_late(connection: Connection) -> None:
@@ -159,9 +156,8 @@ def reject_late(connection: Connection) -> None:
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_a_connection_whose_character_set_lacks_the_error(db: Database, workers: Workers, mode: Any) -> None:
     db.insert(Task, [{"id": 1, "max_attempts": 1}])
-    worker = workers.make(engine=db.variant(pool_size=20, connect_args=db.case.narrow_options))
-    worker.handler(Task, mode=mode)(raising(db, ValueError(EURO)))
-    workers.start(worker)
+    engine = db.variant(pool_size=20, connect_args=db.case.narrow_options)
+    workers.serve(Task, raising(db, ValueError(EURO)), engine=engine, mode=mode)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert count(db, Task, Task.error == f"ValueError: {ESCAPED}") == 1
 
@@ -179,6 +175,7 @@ METHODS = {
 }
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("method", METHODS)
 def test_an_error_that_an_application_records_itself(queue: Database, method: str) -> None:
     """Nothing else that its transaction has written is lost."""
@@ -188,10 +185,11 @@ def test_an_error_that_an_application_records_itself(queue: Database, method: st
         METHODS[method](session)
         session.add(Effect(name="after"))
     assert statuses(queue, Delivery) == {1: "discarded"}
-    assert errors(queue) == {1: f"ValueError: {ESCAPED}"}
+    assert by_id(queue, Delivery.error) == {1: f"ValueError: {ESCAPED}"}
     assert count(queue, Effect) == 2
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("error", ["costs 5", "costs 5 \N{POUND SIGN}", EURO])
 @pytest.mark.parametrize("method", ["fail", "discard"])
 def test_an_error_is_rolled_back_with_the_transaction(queue: Database, method: str, error: str) -> None:
@@ -212,8 +210,10 @@ def test_an_error_that_the_character_set_of_a_session_lacks(db: Database) -> Non
     assert count(db, Task, Task.status == "discarded", Task.error == f"ValueError: {ESCAPED}") == 1
 
 
-@pytest.mark.parametrize("mode", ["lease", "lock"])
-@pytest.mark.parametrize("message", [EURO, EURO * 500], ids=["short", "too long once it is escaped"])
+@pytest.mark.every_engine
+@pytest.mark.parametrize(
+    ("mode", "message"), [("lease", EURO), ("lease", TOO_LONG), ("lock", TOO_LONG)], ids=lambda value: value[:9]
+)
 def test_an_outage_that_does_not_count_does_not_count_then_either(
     queue: Database, workers: Workers, message: str, mode: Any
 ) -> None:
@@ -225,49 +225,42 @@ def test_an_outage_that_does_not_count_does_not_count_then_either(
         calls.append(task.id)
         raise PoolTimeoutError(message)
 
-    worker = workers.make()
     # in mode="lock", others can lock the task before its outcome is written in a transaction of its own: another loop,
     # if there were one, or the worker's promotion of tasks that came due
-    worker.handler(Delivery, mode=mode, concurrency=1)(with_session(queue, nothing, during=miss))
-    workers.start(worker)
+    worker = workers.serve(Delivery, with_session(queue, nothing, during=miss), mode=mode, concurrency=1).worker
     eventually(lambda: statuses(queue, Delivery) == {1: "discarded"})
     lost = worker._reports.counts["lost"]
     assert len(calls) == RETURNS + 1 + lost
     assert mode == "lock" or not lost
-    assert (errors(queue)[1] or "").isascii()
+    assert (by_id(queue, Delivery.error)[1] or "").isascii()
 
 
-def idle(db: Database, mode: str) -> Any:
-    return with_session(db, lambda session, task: None) if mode == "lock" else without_session(db)
-
-
-@pytest.mark.requires("narrow_options")
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
-def test_a_connection_whose_character_set_lacks_the_name(db: Database, workers: Workers, mode: Any) -> None:
-    db.insert(Task, [{}])
-    worker = workers.make(name=EURO, engine=db.variant(pool_size=20, connect_args=db.case.narrow_options))
-    worker.handler(Task, mode=mode)(idle(db, mode))
-    workers.start(worker)
-    eventually(lambda: count(db, Task, Task.status == "completed", Task.claimed_by == ESCAPED) == 1)
-
-
-@pytest.mark.requires("narrow_column")
-@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
-def test_a_column_whose_character_set_lacks_the_name(queue: Database, workers: Workers, mode: Any) -> None:
-    with queue.engine.begin() as connection:
-        connection.exec_driver_sql(queue.case.narrow_column.format(table="picky_delivery"))
+@pytest.mark.parametrize(
+    ("lacking", "name", "stored"),
+    [
+        pytest.param("connection", EURO, ESCAPED, marks=pytest.mark.requires("narrow_options")),
+        pytest.param("column", EURO, ESCAPED, marks=pytest.mark.requires("narrow_column")),
+        ("none", GRIN, GRIN),
+    ],
+)
+def test_a_name_of_any_characters(
+    changeable_queue: Database, workers: Workers, mode: Any, lacking: str, name: str, stored: str
+) -> None:
+    """It is written in ASCII where the character set of the connection or of the column lacks it."""
+    queue = changeable_queue
+    if lacking == "column":
+        with queue.engine.begin() as connection:
+            connection.exec_driver_sql(queue.case.narrow_column.format(table="picky_delivery"))
     fill(queue, "fine")
-    workers.serve(Delivery, idle(queue, mode), name=EURO, mode=mode)
-    eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == ESCAPED) == 1)
+    options = {"connect_args": queue.case.narrow_options} if lacking == "connection" else {}
+    handler = with_session(queue, nothing) if mode == "lock" else without_session(queue)
+    engine = queue.variant(pool_size=20, **options)
+    workers.serve(Delivery, handler, engine=engine, name=name, mode=mode)
+    eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == stored) == 1)
 
 
-@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
-def test_a_name_of_any_characters(queue: Database, workers: Workers, mode: Any) -> None:
-    fill(queue, "fine")
-    workers.serve(Delivery, idle(queue, mode), name=GRIN, mode=mode)
-    eventually(lambda: count(queue, Delivery, Delivery.status == "completed", Delivery.claimed_by == GRIN) == 1)
-
-
+@pytest.mark.one_engine
 @pytest.mark.parametrize("host", ["caf\N{LATIN SMALL LETTER E WITH ACUTE}-\N{EURO SIGN}", "\udce9" * 64])
 def test_a_host_whose_name_cannot_be_stored_anywhere(db: Database, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     db.insert(Task, [{}])
@@ -285,14 +278,16 @@ class Silent(Exception):
         raise KeyboardInterrupt
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("kind", ["no session", "session"])
 def test_an_error_that_cannot_be_described_is_recorded(queue: Database, workers: Workers, kind: str) -> None:
     fill(queue, "fine", "silent", "fine")
     workers.serve(Delivery, handler(queue, kind), concurrency=1)
     eventually(lambda: statuses(queue, Delivery) == {1: "completed", 2: "discarded", 3: "completed"})
-    assert errors(queue)[2] == "Silent; determining the outcome raised KeyboardInterrupt"
+    assert by_id(queue, Delivery.error)[2] == "Silent; determining the outcome raised KeyboardInterrupt"
 
 
+@pytest.mark.every_engine
 def test_a_suspect_that_cannot_be_suspected_is_given_up(queue: Database, workers: Workers) -> None:
     """Its crash is counted before it runs, which the database does not accept.  The worker continues."""
     queue.insert(Delivery, [{"id": 1, "name": "innocent", "crashes": 1}])
@@ -303,6 +298,7 @@ def test_a_suspect_that_cannot_be_suspected_is_given_up(queue: Database, workers
     assert statuses(queue, Delivery) == {1: "running", 2: "completed"}
 
 
+@pytest.mark.every_engine
 def test_tasks_of_a_dead_process_that_cannot_be_suspected_keep_no_worker_from_starting(
     queue: Database, workers: Workers
 ) -> None:

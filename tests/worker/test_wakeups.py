@@ -1,9 +1,9 @@
-"""A worker that polls rarely starts new work immediately, and an idle one sends few statements."""
+"""A worker that polls rarely starts new work at once, an idle one is quiet, and a busy one finds what came due."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,12 +14,23 @@ from bench.proxy import Proxy, proxy
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.transaction import channel_of, spread
-from sqlqueue.worker import fetcher as poller
+from sqlqueue.worker import fetcher, lock_mode
 from sqlqueue.worker.fetcher import Poller
+from tests.outbox.messages import relay_of
 from tests.support.harness import Database
-from tests.support.models import Spool, Task
-from tests.support.rows import clock, count, rows
-from tests.support.workers import AT_ONCE, LONG, PATIENCE, Workers, all_are, eventually, seen, without_session
+from tests.support.models import Mail, Outgoing, Spool, Task, Visit
+from tests.support.rows import PAST, clock, count, rows
+from tests.support.workers import (
+    AT_ONCE,
+    LONG,
+    PATIENCE,
+    Workers,
+    all_are,
+    eventually,
+    seen,
+    with_session,
+    without_session,
+)
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -27,7 +38,7 @@ pytestmark = pytest.mark.asyncio_everywhere
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make workers poll as rarely as after a long idle time."""
-    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(fetcher, "FIRST_LOOK", LONG.total_seconds())
 
 
 def idle(db: Database, workers: Workers, *, notify: bool = True) -> None:
@@ -118,10 +129,8 @@ def test_a_retry_does_not_wait_for_the_next_poll(db: Database, workers: Workers)
 
 
 def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller, "FIRST_LOOK", AT_ONCE)
+    monkeypatch.setattr(fetcher, "FIRST_LOOK", AT_ONCE)
     engine = sync_db.variant(pool_size=5)
-    worker = workers.make(poll=timedelta(seconds=AT_ONCE), engine=engine)
-    worker.handler(Task)(without_session(sync_db))
 
     def is_quiet() -> bool:
         with seen(engine, "before_cursor_execute") as statements:
@@ -129,7 +138,7 @@ def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatc
         return len(statements) <= 2  # one query for work, one for pauses
 
     with seen(engine, "before_cursor_execute") as before:
-        workers.start(worker)
+        workers.serve(Task, without_session(sync_db), engine=engine, poll=timedelta(seconds=AT_ONCE))
         eventually(lambda: any("task" in each[2] for each in before))
     eventually(is_quiet)
 
@@ -146,8 +155,8 @@ def test_notifications_in_vain_do_not_keep_a_worker_busy(
     while time.monotonic() < begun + 3:
         spread([channel_of(Task.__queue_spec__)])
         time.sleep(0.001)
-    allowed = poller.WAKE_UPS + (time.monotonic() - begun) / poller.WAKE_UP_EVERY + 2
-    assert poller.WAKE_UPS < len(claims) <= allowed
+    allowed = fetcher.WAKE_UPS + (time.monotonic() - begun) / fetcher.WAKE_UP_EVERY + 2
+    assert fetcher.WAKE_UPS < len(claims) <= allowed
     with sync_db.begin() as actor:
         actor.add(Task())
     done_at_once(sync_db)
@@ -160,15 +169,6 @@ def listeners(db: Database) -> set[int]:
     """The connections that listen."""
     with db.engine.connect() as connection:
         return set(connection.scalars(text("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN sqlqueue'")))
-
-
-@pytest.mark.requires("notifies")
-def test_a_commit_in_another_process_wakes(db: Database, workers: Workers) -> None:
-    before = listeners(db)
-    idle(db, workers)
-    eventually(lambda: listeners(db) - before)
-    enqueue_elsewhere(db)
-    done_at_once(db)
 
 
 @pytest.mark.requires("notifies")
@@ -264,3 +264,61 @@ def enqueue_through(engine: Database, through: Proxy, bulk: bool) -> int:
     with engine.begin() as actor:
         actor.enqueue(Task, [{}]) if bulk else actor.add(Task())
     return through.round_trips - before
+
+
+# -- while there is always work, tasks that came due and tasks of crashed workers take their turn ---------------------
+
+
+BACKLOG = 20
+DUE: Sequence[dict[str, Any]] = [
+    *rows(3, "scheduled", "retryable", "expired", claim_token=77, max_attempts=2),
+    *rows(1, "expired", claim_token=-77, max_attempts=1),
+]
+"""Tasks that came due, and tasks whose claimer has crashed: a loop of the application, and a worker."""
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "EVERY", 0.0)
+    monkeypatch.setattr(fetcher, "AHEAD", 0.0)
+    monkeypatch.setattr(lock_mode, "AHEAD", 0.0)
+
+
+def due(**values: Any) -> list[dict[str, Any]]:
+    return [{"priority": -1, "created_at": PAST, **row, **values} for row in DUE]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("model", "values", "mode"),
+    [
+        (Task, {}, "lease"),
+        (Task, {}, "lock"),
+        (Mail, {"topic": "a"}, "lease"),
+        (Visit, {"limit_key": "a"}, "lease"),
+        (Visit, {"limit_key": "a"}, "lock"),
+    ],
+    ids=["plain-lease", "plain-lock", "topic-lease", "limited-lease", "limited-lock"],
+)
+def test_they_take_their_turn_before_the_backlog_ends(
+    sync_db: Database, workers: Workers, model: Any, values: dict[str, Any], mode: Any
+) -> None:
+    """Each task enqueues another. A limited queue has more room than its key, so no claim gets all it wants."""
+    sync_db.insert(model, rows(BACKLOG, **values))
+    sync_db.insert(model, due(**values))
+    where = [model.topic == "a"] if model is Mail else []
+    handle = with_session(sync_db, lambda session, task: session.add(model(**values)) if task.priority == 0 else None)
+    workers.serve(model, handle, *where, mode=mode, concurrency=4 if model is Visit else 1)
+    eventually(lambda: count(sync_db, model, model.priority == -1, model.status == "completed") == len(DUE))
+    assert count(sync_db, model, model.status == "available") > BACKLOG // 2
+
+
+@pytest.mark.every_engine
+@pytest.mark.usefixtures("often")
+def test_messages_take_their_turn_before_the_backlog_ends(db: Database, workers: Workers) -> None:
+    db.insert(Outgoing, [{"payload": {}, **row} for row in rows(BACKLOG)])
+    db.insert(Outgoing, due(payload={}))
+    engine = db.variant(pool_size=20)
+    workers.start(relay_of(engine, lambda _: db.insert(Outgoing, [{"payload": {}}]), batch=1), engine=engine)
+    eventually(lambda: count(db, Outgoing, Outgoing.priority == -1) == 0)
+    assert count(db, Outgoing, Outgoing.status == "available") > BACKLOG // 2
