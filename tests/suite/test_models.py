@@ -96,6 +96,11 @@ class Export(Queued):
     __tablename__ = "export"
 
 
+class Import(Queued):
+    __tablename__ = "import"
+    __queue__ = QueueOptions(max_attempts=9)
+
+
 class Quoted(QueueMixin, Base):
     """A model with names that need quotes, and attributes whose names differ from their columns."""
 
@@ -273,8 +278,9 @@ def test_only_the_mapper_sets_a_version(db: Database) -> None:
         assert (stored.version, stored.body, stored.status) == (2, "new", "completed")
 
 
-def test_the_options_of_an_abstract_base(db: Database) -> None:
-    db.committed.add(Export(id=1))
-    export = db.committed.claim(Export)
-    assert export.max_attempts == 2
-    assert round((export.available_at - export.claimed_at).total_seconds(), 2) == 7
+@pytest.mark.one_engine
+def test_the_options_of_an_abstract_base(sync_db: Database) -> None:
+    sync_db.committed.add_all([Export(id=1), Import(id=1)])
+    tasks = [sync_db.committed.claim(model) for model in (Export, Import)]
+    assert [task.max_attempts for task in tasks] == [2, 9]
+    assert [round((task.available_at - task.claimed_at).total_seconds(), 2) for task in tasks] == [7, 300]

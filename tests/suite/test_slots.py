@@ -36,11 +36,19 @@ ENDS: Mapping[str, Callable[[Actor], Any]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Database, end: str) -> None:
     """Before each statement in turn, another session releases the task and claims it again."""
+
+    def hand_over() -> None:
+        with suppress(ClaimLostError):
+            sync_db.committed.release(claims)
+            claim(sync_db)
+
     for place in numbers():
         visits(sync_db, "a")
         claims = claim(sync_db)
         assert len(claims) == 1
-        if not _ended_while_changing_hands(sync_db, ENDS[end], claims, place):
+        with interfering(sync_db, place, hand_over) as (ending, threads), ending.begin() as actor:
+            ENDS[end](actor)
+        if not threads:
             break
         for running in select_running(sync_db):
             sync_db.committed.cancel(running)
@@ -48,32 +56,24 @@ def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Data
     assert place > 1
 
 
-def _ended_while_changing_hands(
-    db: Database, end: Callable[[Actor], Any], claims: list[Claim], place: int
-) -> list[Thread]:
-    """Run a call with the interference before one statement; returns nothing if there are fewer statements."""
-    ending = db.variant(isolation_level="READ COMMITTED")
+@contextmanager
+def interfering(db: Database, place: int, change: Callable[[], object]) -> Iterator[tuple[Database, list[Thread]]]:
+    """Yield a database on which `change` is called before one statement, and the thread of that call, if there are so
+    many statements."""
+    interfered = db.variant(isolation_level="READ COMMITTED")
     sent = numbers()
     threads: list[Thread] = []
 
-    def hand_over() -> None:
-        with suppress(ClaimLostError):
-            db.committed.release(claims)
-            claim(db)
-
     def interfere(*_: Any) -> None:
         if next(sent) == place:
-            thread = Thread(target=hand_over, daemon=True)
-            thread.start()
-            thread.join(1)  # it may have to wait for the transaction with which it interferes
-            threads.append(thread)
+            threads.append(Thread(target=change, daemon=True))
+            threads[0].start()
+            threads[0].join(1)  # it may have to wait for the transaction with which it interferes
 
-    event.listen(ending.session_engine, "before_cursor_execute", interfere)
-    with ending.begin() as actor:
-        end(actor)
+    event.listen(interfered.session_engine, "before_cursor_execute", interfere)
+    yield interfered, threads
     for thread in threads:
         thread.join()
-    return threads
 
 
 def select_running(db: Database) -> list[Claim]:
@@ -129,28 +129,17 @@ def test_a_task_that_changes_its_key_while_it_is_claimed_has_no_slot_of_another(
     """Before each statement of the claim in turn, its task's key changes to one at its limit."""
     visits(sync_db, "full", "full")
     assert len(claim(sync_db)) == 2
+
+    def change_key() -> None:
+        mine = update(Visit).where(Visit.id == key, Visit.status == "available")
+        with sync_db.engine.begin() as connection:
+            connection.execute(mine.values(limit_key="full"))
+
     for place in numbers():
         key = 1_000 + place
         sync_db.insert(Visit, [{"id": key, "limit_key": "a"}, {"id": key + 1_000, "limit_key": "b"}])
-        claiming = sync_db.variant(isolation_level="READ COMMITTED")
-        sent = numbers()
-        threads: list[Thread] = []
-
-        def change_key(key: int = key) -> None:
-            mine = update(Visit).where(Visit.id == key, Visit.status == "available")
-            with sync_db.engine.begin() as connection:
-                connection.execute(mine.values(limit_key="full"))
-
-        def interfere(*_: Any, sent: Any = sent, place: int = place, threads: list[Thread] = threads) -> None:
-            if next(sent) == place:
-                threads.append(Thread(target=change_key, daemon=True))
-                threads[0].start()
-                threads[0].join(1)
-
-        event.listen(claiming.session_engine, "before_cursor_execute", interfere)
-        claims = claim(claiming, Visit.limit_key.in_(["a", "b"]))
-        for thread in threads:
-            thread.join()
+        with interfering(sync_db, place, change_key) as (claiming, threads):
+            claims = claim(claiming, Visit.limit_key.in_(["a", "b"]))
         assert count(sync_db, Visit, Visit.status == "running", Visit.limit_key == "full") == 2
         sync_db.committed.complete(claims)
         if not threads:

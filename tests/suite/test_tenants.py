@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Identity, Integer, String, event
 from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 
-from sqlqueue import QueueMixin, QueueOptions, RecurringMixin, TopicMixin, UniqueMixin
+from sqlqueue import QueueOptions, TopicMixin
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.models import Base
@@ -26,30 +26,17 @@ class HasTenant:
     tenant: Mapped[int] = mapped_column(Integer)
 
 
-class Letterbox(HasTenant, UniqueMixin, TopicMixin, Base):
-    __tablename__ = "letterbox"
-    __queue__ = QueueOptions(max_attempts=1, retention=timedelta(0), partitions=("tenant",))
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Round(HasTenant, RecurringMixin, Base):
-    __tablename__ = "round"
-    __queue__ = QueueOptions(max_attempts=1)
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
 class Telegram(HasTenant, OutboxMixin, Base):
     __tablename__ = "telegram"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
-class Tenanted(HasTenant, QueueMixin, Base):
+class Tenanted(HasTenant, TopicMixin, Base):
     """A queue with single-table inheritance."""
 
     __tablename__ = "tenanted"
+    __queue__ = QueueOptions(partitions=("tenant",))
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "tenanted"}  # noqa: RUF012
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
@@ -87,32 +74,18 @@ def tenants(tasks: Any) -> list[int]:
     return sorted(task.tenant for task in tasks)
 
 
+@pytest.mark.parametrize("model", [Tenanted, Subtenanted])
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("condition", ["ready", "expired"])
-@pytest.mark.parametrize("where", [False, True])
-def test_a_tenant_claims_only_its_own_tasks(db: Database, lease: Any, condition: str, where: bool) -> None:
-    fill(db, Letterbox, 3, condition, topic="a", max_attempts=3)
-    criteria = [Letterbox.topic == "a"] if where else []
+def test_a_tenant_claims_only_its_own_tasks(db: Database, model: Any, lease: Any, condition: str) -> None:
+    fill(db, Tenanted, 4, condition, kind="sub", topic="a", max_attempts=3)
     with tenant(db) as actor:
-        tasks = actor.claim_many(Letterbox, *criteria, limit=6, lease=lease)
-        assert tenants(tasks) == [7, 7, 7]
+        tasks = actor.claim_many(model, limit=2, lease=lease)
+        tasks += actor.claim_many(model, model.topic == "a", limit=6, lease=lease)
+        assert tenants(tasks) == [7, 7, 7, 7]
         actor.complete(tasks)
     with tenant(db, 6) as actor:
-        assert tenants(actor.claim_many(Letterbox, limit=6)) == [6, 6, 6]
-
-
-def test_each_tenant_has_its_own_turn(db: Database) -> None:
-    fill(db, Letterbox)
-    for number in (6, 7, 6, 7):
-        with tenant(db, number) as actor:
-            assert actor.claim(Letterbox).tenant == number
-
-
-@pytest.mark.parametrize("model", [Tenanted, Subtenanted])
-def test_classes_that_inherit(db: Database, model: Any) -> None:
-    fill(db, Tenanted, kind="sub")
-    with tenant(db) as actor:
-        assert tenants(actor.claim_many(model, limit=6)) == [7, 7, 7]
+        assert tenants(actor.claim_many(model, limit=6)) == [6, 6, 6, 6]
 
 
 def test_criteria_apply_to_messages(db: Database) -> None:
@@ -121,32 +94,27 @@ def test_criteria_apply_to_messages(db: Database) -> None:
         assert tenants(actor.run(claim_messages, Telegram, limit=6)) == [7, 7, 7]
 
 
-def test_upkeep(db: Database) -> None:
-    fill(db, Letterbox, 1, "scheduled")
-    with tenant(db, 5) as actor:
-        assert actor.run(next_due, Letterbox) is None
-    with tenant(db) as actor:
-        assert actor.promote(Letterbox, limit=9) == 1
-    for model in (Letterbox, Round):
-        fill(db, model, 1, "expired", max_attempts=1)
-        with tenant(db) as actor:
-            assert actor.rescue(model) == 1
+def test_the_time_of_the_next_task(db: Database) -> None:
+    fill(db, Tenanted, 1, "scheduled")
+    for number, due in ((5, None), (7, timedelta(0))):
+        with tenant(db, number) as actor:
+            assert actor.run(next_due, Tenanted) == due
 
 
 def test_criteria_given_with_a_call(db: Database) -> None:
-    fill(db, Letterbox)
+    fill(db, Tenanted)
     with db.begin() as actor:
         options = [with_loader_criteria(HasTenant, lambda cls: cls.tenant == 7)]
-        assert actor.claim(Letterbox, options=options).tenant == 7
-        assert actor.consume(Letterbox, options=options).tenant == 7
-        plain = [with_loader_criteria(Letterbox, Letterbox.tenant == 7)]
-        assert actor.claim(Letterbox, options=plain, lease=None).tenant == 7
+        assert actor.claim(Tenanted, options=options).tenant == 7
+        assert actor.consume(Tenanted, options=options).tenant == 7
+        plain = [with_loader_criteria(Tenanted, Tenanted.tenant == 7)]
+        assert actor.claim(Tenanted, options=plain, lease=None).tenant == 7
         actor.rollback()
 
 
 def test_a_listener_that_executes_statements_itself(db: Database) -> None:
     """Like listeners for sharding and caching."""
-    fill(db, Letterbox)
+    fill(db, Tenanted)
     with db.begin() as actor:
 
         @event.listens_for(actor.sync_session, "do_orm_execute")
@@ -154,11 +122,11 @@ def test_a_listener_that_executes_statements_itself(db: Database) -> None:
             return state.invoke_statement()
 
         only_mine(actor.sync_session, 7)
-        assert tenants(actor.claim_many(Letterbox, limit=6)) == [7, 7, 7]
+        assert tenants(actor.claim_many(Tenanted, limit=6)) == [7, 7, 7]
 
 
 def test_pending_instances_are_claimed_too(db: Database) -> None:
     with tenant(db) as actor:
-        actor.add(Letterbox(tenant=7))
-        actor.add(Letterbox(tenant=6))
-        assert tenants(actor.claim_many(Letterbox, limit=6)) == [7]
+        actor.add(Tenanted(tenant=7))
+        actor.add(Tenanted(tenant=6))
+        assert tenants(actor.claim_many(Tenanted, limit=6)) == [7]
