@@ -14,29 +14,23 @@ from tests.model.declaring import COLUMNS, columns, indexes
 from tests.support import models
 
 
-def _declared() -> Iterator[type[Any]]:
-    class Base(DeclarativeBase):
-        pass
-
-    class First(QueueMixin, Base):
+def _declared(base: Any) -> Iterator[type[Any]]:
+    class First(QueueMixin, base):
         __tablename__ = "thing"
         id: Mapped[int] = mapped_column(primary_key=True)
 
     yield First
 
 
-def _base_first() -> Iterator[type[Any]]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Last(Base, QueueMixin):
+def _base_first(base: Any) -> Iterator[type[Any]]:
+    class Last(base, QueueMixin):
         __tablename__ = "thing"
         id: Mapped[int] = mapped_column(primary_key=True)
 
     yield Last
 
 
-def _on_the_base() -> Iterator[type[Any]]:
+def _on_the_base(_: Any) -> Iterator[type[Any]]:
     class Base(QueueMixin, DeclarativeBase):
         pass
 
@@ -47,7 +41,7 @@ def _on_the_base() -> Iterator[type[Any]]:
     yield Thing
 
 
-def _by_decorator() -> Iterator[type[Any]]:
+def _by_decorator(_: Any) -> Iterator[type[Any]]:
     @registry().mapped
     class Thing(QueueMixin):
         __tablename__ = "thing"
@@ -56,7 +50,7 @@ def _by_decorator() -> Iterator[type[Any]]:
     yield Thing
 
 
-def _by_dataclass_decorator() -> Iterator[type[Any]]:
+def _by_dataclass_decorator(_: Any) -> Iterator[type[Any]]:
     @registry().mapped_as_dataclass
     class Thing(QueueMixin):
         __tablename__ = "thing"
@@ -65,7 +59,7 @@ def _by_dataclass_decorator() -> Iterator[type[Any]]:
     yield Thing
 
 
-def _by_metaclass() -> Iterator[type[Any]]:
+def _by_metaclass(_: Any) -> Iterator[type[Any]]:
     Base = declarative_base()
 
     class First(QueueMixin, Base):  # type: ignore[misc, valid-type]
@@ -82,11 +76,8 @@ def _by_metaclass() -> Iterator[type[Any]]:
     yield Last
 
 
-def _abstract() -> Iterator[type[Any]]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Abstract(QueueMixin, Base):
+def _abstract(base: Any) -> Iterator[type[Any]]:
+    class Abstract(QueueMixin, base):
         __abstract__ = True
         id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -96,20 +87,17 @@ def _abstract() -> Iterator[type[Any]]:
     yield Thing
 
 
-def _mixin_of_mixins() -> Iterator[type[Any]]:
-    class Base(DeclarativeBase):
-        pass
-
+def _mixin_of_mixins(base: Any) -> Iterator[type[Any]]:
     class Queued(QueueMixin):
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    class Thing(Queued, Base):
+    class Thing(Queued, base):
         __tablename__ = "thing"
 
     yield Thing
 
 
-def _dataclass() -> Iterator[type[Any]]:
+def _dataclass(_: Any) -> Iterator[type[Any]]:
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
@@ -120,12 +108,9 @@ def _dataclass() -> Iterator[type[Any]]:
     yield Thing
 
 
-def _own_table() -> Iterator[type[Any]]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Thing(QueueMixin, Base):
-        __table__ = models.Task.__table__.to_metadata(Base.metadata, name="thing")
+def _own_table(base: Any) -> Iterator[type[Any]]:
+    class Thing(QueueMixin, base):
+        __table__ = models.Task.__table__.to_metadata(base.metadata, name="thing")
 
     yield Thing
 
@@ -145,16 +130,16 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_columns_and_indexes_whatever_the_way(way: Any) -> None:
-    for model in way():
+def test_columns_and_indexes_whatever_the_way(base: Any, way: Any) -> None:
+    for model in way(base):
         assert columns(model) >= COLUMNS
         assert indexes(model) >= {"ix_thing_claim", "ix_thing_due"}
         assert model().status is None
 
 
 @pytest.mark.parametrize("way", [_dataclass, _declared, _base_first, _abstract, _mixin_of_mixins])
-def test_queue_columns_in_the_constructor(way: Any) -> None:
-    for model in way():
+def test_queue_columns_in_the_constructor(base: Any, way: Any) -> None:
+    for model in way(base):
         assert model(priority=3).priority == 3
 
 

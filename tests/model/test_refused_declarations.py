@@ -88,35 +88,6 @@ def test_a_topic_may_be_renamed_too(base: Any) -> None:
     assert "ix_thing_channel_claim" in indexes(Thing)
 
 
-def _refused(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> str:
-    with pytest.raises(ConfigurationError) as refused:
-        _own(base, mixin, **attributes)
-    assert "Thing" in str(refused.value)
-    assert refused.value.model is not None
-    return str(refused.value)
-
-
-def test_unknown_column_names_are_rejected(base: Any) -> None:
-    text = _refused(base, __queue__=QueueOptions(columns={"statsu": "state"}))
-    assert "statsu" in text
-    assert "status" in text
-
-
-def test_duplicate_column_names_are_kept(base: Any) -> None:
-    assert "created_at" in _refused(base, __queue__=QueueOptions(columns={"status": "created_at"}))
-    assert "same" in _refused(base, __queue__=QueueOptions(columns={"status": "same", "error": "same"}))
-
-
-@pytest.mark.parametrize("order_by", [("nothing",), (desc("nothing"),), ("id", "nothing")])
-def test_an_unknown_column_in_order_by_is_rejected(base: Any, order_by: Any) -> None:
-    assert "nothing" in _refused(base, __queue__=QueueOptions(order_by=order_by))
-
-
-@pytest.mark.parametrize("options", [{"lease": 5}, None, "keep", QueueOptions])
-def test_options_of_another_kind_are_rejected(base: Any, options: Any) -> None:
-    assert "QueueOptions" in _refused(base, __queue__=options)
-
-
 def test_a_table_without_the_queue_columns_is_rejected(base: Any) -> None:
     with pytest.raises(ConfigurationError, match="available_at"):
         type(
@@ -142,15 +113,9 @@ POLYMORPHIC = {"polymorphic_on": "kind", "polymorphic_identity": "thing"}
 
 
 def test_concrete_inheritance_is_rejected(base: Any) -> None:
+    root, key = _root(base), mapped_column(Integer, primary_key=True)
     with pytest.raises(ConfigurationError, match=r"Part.*concrete"):
-        _concrete(_root(base))
-
-
-def _concrete(root: Any) -> None:
-    class Part(root):
-        __tablename__ = "part"
-        __mapper_args__ = {"concrete": True}  # noqa: RUF012
-        id: Mapped[int] = mapped_column(primary_key=True)
+        type("Part", (root,), {"__tablename__": "part", "id": key, "__mapper_args__": {"concrete": True}})
 
 
 def _joined(root: Any, **attributes: Any) -> type[Any]:
@@ -177,24 +142,37 @@ def test_an_inheriting_class_cannot_have_other_columns_or_another_order(base: An
         type("Part", (root,), {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": options})
 
 
-STAGED = {"__queue__": QueueOptions(stages=("fetch", "parse"))}
+def _queue(**options: Any) -> dict[str, Any]:
+    return {"__queue__": QueueOptions(**options)}
+
+
+STAGED = _queue(stages=("fetch", "parse"))
 REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
+    "an unknown column": (QueueMixin, _queue(columns={"statsu": "state"}), r"statsu.*\bstatus\b"),
+    "the name of another column": (QueueMixin, _queue(columns={"status": "created_at"}), "created_at"),
+    "one name twice": (QueueMixin, _queue(columns={"status": "same", "error": "same"}), "same"),
+    "an order by an unknown column": (QueueMixin, _queue(order_by=("nothing",)), "nothing"),
+    "a descending order by one": (QueueMixin, _queue(order_by=(desc("nothing"),)), "nothing"),
+    "an order by a known and an unknown one": (QueueMixin, _queue(order_by=("id", "nothing")), "nothing"),
+    "a dictionary of options": (QueueMixin, {"__queue__": {"lease": 5}}, "QueueOptions"),
+    "no options": (QueueMixin, {"__queue__": None}, "QueueOptions"),
+    "a text as options": (QueueMixin, {"__queue__": "keep"}, "QueueOptions"),
+    "a class as options": (QueueMixin, {"__queue__": QueueOptions}, "QueueOptions"),
     "no stages": (StageMixin, {}, "stages= is missing"),
     "stages of no pipeline": (QueueMixin, STAGED, "derive from StageMixin"),
-    "a stage with a long name": (StageMixin, {"__queue__": QueueOptions(stages=("x" * 65,))}, "at most 64 characters"),
-    "a result without a reader": (
-        ResultMixin,
-        {"__queue__": QueueOptions(on_complete="delete")},
-        "would delete the result with the task",
-    ),
+    "a stage with a long name": (StageMixin, _queue(stages=("x" * 65,)), "at most 64 characters"),
+    "a result without a reader": (ResultMixin, _queue(on_complete="delete"), "would delete the result with the task"),
     "a key that is taken": (UniqueMixin, {"unique_key": mapped_column(String(10))}, "'queue_unique_key'"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_mixin_without_its_required_options_is_rejected(base: Any, name: str) -> None:
+def test_options_and_columns_that_are_rejected(base: Any, name: str) -> None:
     mixin, attributes, words = REFUSED[name]
-    assert words in _refused(base, mixin, **attributes)
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        _own(base, mixin, **attributes)
+    assert "Thing" in str(refused.value)
+    assert refused.value.model is not None
 
 
 def test_an_inheriting_class_has_the_stages_of_its_base(base: Any) -> None:

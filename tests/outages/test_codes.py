@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sqlqueue import claim
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import passes
+from tests.drivers.cases import raised, taken_for
 from tests.support.harness import Database
 from tests.support.models import Account, Task
 
@@ -45,19 +46,13 @@ def write(connection: Connection, account: int) -> None:
     connection.execute(update(Account).where(Account.id == account).values(name=Account.name + "x"))
 
 
-def refused(db: Database, call: Callable[[], object]) -> DBAPIError:
-    with pytest.raises(DBAPIError) as raised:
-        call()
-    assert passes(raised.value, adapter_for(db.engine.dialect))
-    return raised.value
+def kind_of(db: Database, error: DBAPIError) -> str:
+    return taken_for(adapter_for(db.engine.dialect), error)
 
 
-def is_transient(db: Database, error: DBAPIError) -> bool:
-    return adapter_for(db.engine.dialect).connections.is_transient(error)
-
-
-def is_outage(db: Database, error: DBAPIError) -> bool:
-    return adapter_for(db.engine.dialect).connections.is_outage(error)
+def kind(db: Database, call: Callable[[], object]) -> str:
+    """Return the class of the error that is raised."""
+    return kind_of(db, raised(call))
 
 
 @pytest.mark.requires("locks_rows")
@@ -72,8 +67,7 @@ def test_a_deadlock_is_transient(accounts: Database) -> None:
         one.rollback()
         thread.join()
     (error,) = errors
-    assert is_transient(accounts, error)
-    assert not is_outage(accounts, error)
+    assert kind_of(accounts, error) == "transient"
 
 
 def _catch(errors: list[DBAPIError], call: Callable[[], object]) -> None:
@@ -87,7 +81,7 @@ def _catch(errors: list[DBAPIError], call: Callable[[], object]) -> None:
 def test_a_lock_timeout_is_transient(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts, accounts.case.impatient_sql) as other:
         write(one, 1)
-        assert is_transient(accounts, refused(accounts, lambda: write(other, 1)))
+        assert kind(accounts, lambda: write(other, 1)) == "transient"
 
 
 @pytest.mark.requires("locks_rows")
@@ -95,7 +89,7 @@ def test_a_nowait_lock_failure_is_transient(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts) as other:
         write(one, 1)
         locking = select(Account.id).where(Account.id == 1).with_for_update(nowait=True)
-        assert is_transient(accounts, refused(accounts, lambda: other.execute(locking)))
+        assert kind(accounts, lambda: other.execute(locking)) == "transient"
 
 
 @pytest.mark.requires("strict_snapshots")
@@ -104,7 +98,7 @@ def test_a_row_that_has_changed_since_the_snapshot_is_transient(accounts: Databa
         one.execute(select(Account.name)).all()
         write(other, 1)
         other.commit()
-        assert is_transient(accounts, refused(accounts, lambda: write(one, 1)))
+        assert kind(accounts, lambda: write(one, 1)) == "transient"
 
 
 @pytest.mark.requires("one_writer")
@@ -113,11 +107,9 @@ def test_another_writer_is_transient(accounts: Database) -> None:
         one.exec_driver_sql("BEGIN")
         one.execute(select(Account.name)).all()
         write(other, 1)
-        busy = refused(accounts, lambda: write(one, 1))
+        assert kind(accounts, lambda: write(one, 1)) == "transient"
         other.commit()
-        stale = refused(accounts, lambda: write(one, 1))  # the data that it has read is out of date
-    assert is_transient(accounts, busy)
-    assert is_transient(accounts, stale)
+        assert kind(accounts, lambda: write(one, 1)) == "transient"  # the data that it has read is out of date
 
 
 @pytest.mark.requires("failing_sql")
@@ -125,9 +117,7 @@ def test_errors_of_clusters(accounts: Database) -> None:
     found = {}
     for statement in accounts.case.failing_sql:
         with connected(accounts) as connection:
-            error = refused(accounts, partial(connection.exec_driver_sql, statement))
-        assert is_transient(accounts, error) is not is_outage(accounts, error)
-        found[statement] = "transient" if is_transient(accounts, error) else "outage"
+            found[statement] = kind(accounts, partial(connection.exec_driver_sql, statement))
     assert found == accounts.case.failing_sql
 
 
@@ -136,9 +126,7 @@ def test_a_killed_connection_is_an_outage(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts) as other:
         victim = one.scalar(select(getattr(func, accounts.case.connection_id)()))
         other.exec_driver_sql(accounts.case.kill_sql.format(connection=victim))
-        error = refused(accounts, lambda: [write(one, 1), time.sleep(0.05), write(one, 1)])
-    assert is_outage(accounts, error)
-    assert not is_transient(accounts, error)
+        assert kind(accounts, lambda: [write(one, 1), time.sleep(0.05), write(one, 1)]) == "outage"
 
 
 def add(session: Session, model: Any) -> None:
@@ -156,8 +144,7 @@ def test_a_connection_that_died_in_the_pool_is_an_outage_when_it_is_used(sync_db
         session.rollback()
         with sync_db.engine.connect() as other:
             other.exec_driver_sql(sync_db.case.kill_sql.format(connection=victim))
-        error = refused(sync_db, lambda: use(session, Task))
-        assert is_outage(sync_db, error)
+        assert kind(sync_db, lambda: use(session, Task)) == "outage"
         session.rollback()
         use(session, Task)  # on another connection
     engine.dispose()
@@ -169,9 +156,9 @@ def test_an_absent_server_is_an_outage(accounts: Database) -> None:
         nobody.bind(("127.0.0.1", 0))
         elsewhere = accounts.url.set(host="127.0.0.1", query={})  # a query may name a socket, which overrides the host
         for url in (elsewhere.set(port=nobody.getsockname()[1]), elsewhere.set(host="nowhere.invalid")):
-            error = refused(accounts, create_engine(url).connect)
+            error = raised(create_engine(url).connect)
             assert not error.connection_invalidated
-            assert is_outage(accounts, error)
+            assert kind_of(accounts, error) == "outage"
 
 
 @pytest.mark.requires("idle_sql")
@@ -179,19 +166,19 @@ def test_an_idle_in_transaction_timeout_is_not_an_outage(accounts: Database) -> 
     with connected(accounts, accounts.case.idle_sql) as one:
         write(one, 1)
         time.sleep(0.2)
-        error = refused(accounts, lambda: write(one, 1))
+        error = raised(lambda: write(one, 1))
     assert error.connection_invalidated
-    assert not is_outage(accounts, error)
+    assert kind_of(accounts, error) == "neither"
+    assert passes(error, adapter_for(accounts.engine.dialect))
 
 
 @pytest.mark.requires("one_writer")
 def test_a_file_that_cannot_be_opened_is_an_outage(accounts: Database) -> None:
-    error = refused(accounts, create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect)
-    assert is_outage(accounts, error)
+    assert kind(accounts, create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect) == "outage"
 
 
 @pytest.mark.requires("one_writer")
 def test_a_full_disk_is_an_outage(accounts: Database) -> None:
     with connected(accounts, "PRAGMA max_page_count = 1") as one:
-        error = refused(accounts, lambda: one.execute(insert(Account), [{"name": "x" * 100_000}] * 1_000))
-    assert is_outage(accounts, error)
+        fill = partial(one.execute, insert(Account), [{"name": "x" * 100_000}] * 1_000)
+        assert kind(accounts, fill) == "outage"
