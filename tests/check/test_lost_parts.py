@@ -6,7 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import DDL, Identity, Index, String, UniqueConstraint, Uuid, create_engine, event, func, insert
+from sqlalchemy import (
+    DDL,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    UniqueConstraint,
+    Uuid,
+    create_engine,
+    event,
+    func,
+    insert,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateSchema, DropIndex, DropSchema
@@ -49,16 +62,22 @@ class Flight(LimitMixin, Base):
     gate: Mapped[str | None] = mapped_column(String(20), index=True)
 
 
-class Tower(DeclarativeBase):
-    pass
+def queue_of(table: str, key: Any = None, **options: Any) -> type[Any]:
+    """Return a queue in metadata of its own, with this key and these options of its table."""
+
+    class Own(DeclarativeBase):
+        metadata = MetaData()
+
+    class Lost(QueueMixin, Own):
+        __tablename__ = table
+        __table_args__ = options
+
+        id: Mapped[Any] = key or mapped_column(Integer, Identity(), primary_key=True)
+
+    return Lost
 
 
-class Watched(QueueMixin, Tower):
-    __tablename__ = "lost_watched"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
+Watched = queue_of("lost_watched")
 GATE = next(index for index in Flight.__table__.indexes if index.name == "ix_lost_flight_gate")  # type: ignore[attr-defined]
 LOWER = Index("Lost lower", func.lower(Flight.gate), unique=True)
 ELSEWHERE = Index("ix_lost_elsewhere", Flight.code).ddl_if(dialect="unknown")
@@ -168,21 +187,13 @@ def test_triggers_that_an_account_cannot_see_are_not_lost(reader: Any, watched: 
 
 @pytest.mark.requires("trigger_sql")
 def test_a_trigger_of_a_table_in_a_schema(sync_db: Database) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Far(QueueMixin, Own):
-        __tablename__ = "lost_far"
-        __table_args__ = {"schema": "lost_tower"}  # noqa: RUF012
-
-        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
+    far = queue_of("lost_far", schema="lost_tower")
     case, db, attached = sync_db.case, sync_db, sync_db.case.name == "sqlite"
     if attached:
         db = sync_db.variant(on_connect="ATTACH ':memory:' AS lost_tower", pool_size=1)
     name = "far_audit" if case.name == "postgresql" else "%(schema)s.far_audit"
     table = "%(table)s" if attached else "%(fullname)s"
-    event.listen(Far.__table__, "after_create", DDL((case.trigger_sql or "").format(name=name, table=table)))
+    event.listen(far.__table__, "after_create", DDL((case.trigger_sql or "").format(name=name, table=table)))
     dropping = "DROP TRIGGER far_audit ON lost_tower.lost_far"
     with db.session_engine.connect() as connection:
         if not attached:
@@ -191,12 +202,12 @@ def test_a_trigger_of_a_table_in_a_schema(sync_db: Database) -> None:
             except DBAPIError:
                 pytest.skip("no schemas here, or no right to make one")
         try:
-            Own.metadata.create_all(connection)
-            assert lost_triggers(connection, spec_of(Far)) == []
+            far.metadata.create_all(connection)
+            assert lost_triggers(connection, spec_of(far)) == []
             connection.exec_driver_sql(dropping if case.name == "postgresql" else "DROP TRIGGER lost_tower.far_audit")
-            assert lost_triggers(connection, spec_of(Far)) == ["far_audit"]
+            assert lost_triggers(connection, spec_of(far)) == ["far_audit"]
         finally:
-            Own.metadata.drop_all(connection)
+            far.metadata.drop_all(connection)
             if not attached:
                 connection.execute(DropSchema("lost_tower"))
             connection.commit()
@@ -204,28 +215,21 @@ def test_a_trigger_of_a_table_in_a_schema(sync_db: Database) -> None:
 
 @pytest.mark.requires("trigger_sql")
 def test_a_trigger_whose_name_the_server_shortened_is_not_lost(sync_db: Database) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Long(QueueMixin, Own):
-        __tablename__ = "lost_long"
-
-        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
+    long = queue_of("lost_long")
     sql, name = sync_db.case.trigger_sql or "", "lost_" + "é" * 60
-    event.listen(Long.__table__, "after_create", DDL(sql.format(name=name, table="lost_long")))
+    event.listen(long.__table__, "after_create", DDL(sql.format(name=name, table="lost_long")))
     with sync_db.engine.connect() as connection:
         try:
-            Own.metadata.create_all(connection)
+            long.metadata.create_all(connection)
         except DBAPIError:
             connection.rollback()
-            Own.metadata.drop_all(connection)
+            long.metadata.drop_all(connection)
             connection.commit()
             pytest.skip("names of this length are rejected here")
         try:
-            assert lost_triggers(connection, spec_of(Long)) == []
+            assert lost_triggers(connection, spec_of(long)) == []
         finally:
-            Own.metadata.drop_all(connection)
+            long.metadata.drop_all(connection)
             connection.commit()
 
 
@@ -247,43 +251,24 @@ FORMS: dict[str, str | None] = {
 
 @pytest.mark.parametrize("statement", FORMS)
 def test_the_names_of_triggers(statement: str) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Named(QueueMixin, Own):
-        __tablename__ = "lost_named"
-
-        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
+    named = queue_of("lost_named")
     engine = create_engine("sqlite://")
-    Own.metadata.create_all(engine)
-    event.listen(Named.__table__, "after_create", DDL(statement))
+    named.metadata.create_all(engine)
+    event.listen(named.__table__, "after_create", DDL(statement))
     name = FORMS[statement]
     with engine.connect() as connection:
-        assert lost_triggers(connection, spec_of(Named)) == ([] if name is None else [name])
+        assert lost_triggers(connection, spec_of(named)) == ([] if name is None else [name])
     engine.dispose()
 
 
-def test_the_table_of_pauses(airport: Database) -> None:
-    Break.__table__.drop(airport.engine)  # type: ignore[attr-defined]
-    for target in (Base, Flight):
-        assert found(airport, target) == {("error", "missing-table")}
-    with (
-        airport.session_engine.connect() as connection,
-        pytest.raises(SchemaMismatchError, match="no table lost_break"),
-    ):
-        verify_schema(connection, Base)
-
-
-def test_the_table_of_slots(airport: Database) -> None:
-    Place.__table__.drop(airport.engine)  # type: ignore[attr-defined]
-    for target in (Base, Flight):
-        assert found(airport, target) == {("error", "missing-table")}
-    with (
-        airport.session_engine.connect() as connection,
-        pytest.raises(SchemaMismatchError, match="no table lost_place"),
-    ):
-        verify_schema(connection, Flight)
+@pytest.mark.parametrize(("model", "target"), [(Break, Base), (Place, Flight)])
+def test_a_table_beside_the_queue(airport: Database, model: Any, target: Any) -> None:
+    model.__table__.drop(airport.engine)
+    for each in (Base, Flight):
+        assert found(airport, each) == {("error", "missing-table")}
+    missing = pytest.raises(SchemaMismatchError, match=f"no table {model.__tablename__}")
+    with airport.session_engine.connect() as connection, missing:
+        verify_schema(connection, target)
 
 
 def test_rows_with_an_unknown_status(airport: Database) -> None:
@@ -301,34 +286,19 @@ def test_rows_with_an_unknown_status(airport: Database) -> None:
 
 @pytest.mark.requires("hash_partitions_sql")
 def test_the_indexes_of_partitions_serve_claims(sync_db: Database) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Parted(QueueMixin, Own):
-        __tablename__ = "lost_parted"
-        __table_args__ = {"postgresql_partition_by": "HASH (id)"}  # noqa: RUF012
-
-        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-    Own.metadata.create_all(sync_db.engine)
+    parted = queue_of("lost_parted", postgresql_partition_by="HASH (id)")
+    parted.metadata.create_all(sync_db.engine)
     try:
         execute(sync_db, *(statement.format(table="lost_parted") for statement in sync_db.case.hash_partitions_sql))
-        assert findings(sync_db.variant(isolation_level="READ COMMITTED"), Own) == []
+        assert findings(sync_db.variant(isolation_level="READ COMMITTED"), parted) == []
     finally:
-        Own.metadata.drop_all(sync_db.engine)
+        parted.metadata.drop_all(sync_db.engine)
 
 
 def test_uuids_are_exact_keys(sync_db: Database) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Keyed(QueueMixin, Own):
-        __tablename__ = "lost_keyed"
-
-        id: Mapped[str] = mapped_column(Uuid(as_uuid=False), primary_key=True)
-
-    Own.metadata.create_all(sync_db.engine)
+    keyed = queue_of("lost_keyed", mapped_column(Uuid(as_uuid=False), primary_key=True))
+    keyed.metadata.create_all(sync_db.engine)
     try:
-        assert not {finding.code for finding in findings(sync_db, Own)} & {"inexact-primary-key"}
+        assert not {finding.code for finding in findings(sync_db, keyed)} & {"inexact-primary-key"}
     finally:
-        Own.metadata.drop_all(sync_db.engine)
+        keyed.metadata.drop_all(sync_db.engine)
