@@ -18,12 +18,13 @@ from sqlqueue.operations.paging import key_of, page, places_of
 from sqlqueue.testing import assert_enqueued
 from sqlqueue.transaction import open_
 from tests.cli.invoking import told
-from tests.suite.test_unreadable_rows import again, signs, states
+from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
 from tests.support.history import Base as History
 from tests.support.history import Parcel, Past, archive, sync_archive
 from tests.support.models import Base, Sign, Task
 from tests.support.rows import PAST
+from tests.support.workers import statuses
 from tests.worker.test_left_alone import insert_odd_times
 
 __all__ = ["archive", "sync_archive"]
@@ -56,10 +57,10 @@ def test_odd_times(sync_db: Database, column: str) -> None:
     number = insert_odd_times(sync_db, column, "scheduled")
     assert len(told(sync_db, "list", "--json")) == number
     told(sync_db, "list")
-    first, *_ = states(sync_db, Task)
+    first = min(statuses(sync_db))
     explained = told(sync_db, "why", str(first), "--json")
     assert {reason["cause"] for reason in explained["reasons"]}.isdisjoint({"unreadable", "missing"})
-    for key in states(sync_db, Task):
+    for key in statuses(sync_db):
         told(sync_db, "show", str(key))
         explained = told(sync_db, "why", str(key), "--json")
         assert explained["status"] == "scheduled"
@@ -188,7 +189,7 @@ def test_pages_on_which_no_time_can_be_read(sync_db: Database, status: Status, w
     times = sync_db.case.odd_times[:1] if where else ()  # MySQL confuses zero dates in a derived table
     for _ in range(6 if where else 3):
         insert_odd_times(sync_db, "available_at", status, *times)
-    every = states(sync_db, Task).keys()
+    every = statuses(sync_db).keys()
     found, after, before = list[int](), None, None
     while True:
         with sync_db.begin() as actor:
@@ -265,10 +266,10 @@ def test_check_names_keys(sync_db: Database) -> None:
         actor.claim_many(Sign, limit=9)
     assert findings() == ["sign has rows that cannot be read and are postponed, with these keys: 1; 3"]
     for _ in range(10):
-        again(sync_db)
+        sync_db.execute(update(Sign).where(Sign.status == "scheduled").values(available_at=PAST))
         with sync_db.begin() as actor:
             actor.claim_many(Sign, limit=9)
-    assert {states(sync_db)[n] for n in (1, 3)} == {"discarded"}
+    assert {statuses(sync_db, Sign)[n] for n in (1, 3)} == {"discarded"}
     assert findings() == ["sign has rows that cannot be read and are dead letters, with these keys: 3; 1"]
 
 
@@ -289,7 +290,7 @@ def test_pages_of_the_dashboard(sync_db: Database) -> None:
         "/queue/task",
         "/queue/task?status=scheduled",
         "/queue/sign/task?key=2",
-        *(f"/queue/task/task?key={key}" for key in states(sync_db, Task)),
+        *(f"/queue/task/task?key={key}" for key in statuses(sync_db)),
     ]
     with TestClient(dashboard) as client:
         answers = {path: client.get(path) for path in paths}

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, Cancel, Discard, HandlerNotFoundError, Retry, Snooze, Worker, current_job
 from sqlqueue.testing import assert_enqueued, drain, perform
-from tests.suite.test_unreadable_rows import signs, states
+from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
 from tests.support.models import Base, Job, Ledger, Mail, Sign, Task
 from tests.support.rows import TOMORROW, count
-from tests.support.workers import with_session, without_session
+from tests.support.workers import statuses, with_session, without_session
 
 pytestmark = pytest.mark.one_engine
 DAY = timedelta(days=1)
@@ -263,4 +263,4 @@ def test_drain_passes_over_rows_that_cannot_be_read(db: Database) -> None:
     worker.handler(Sign)(without_session(db))
     with db.begin() as session:
         assert session.pass_to(lambda session: drain(worker, session)) == {"completed": 2}
-    assert states(db) == {1: "completed", 2: "scheduled", 3: "completed"}
+    assert statuses(db, Sign) == {1: "completed", 2: "scheduled", 3: "completed"}

@@ -19,7 +19,7 @@ from sqlqueue import ArgumentError, Claim, Cron, QueueSession, check, claim_of, 
 from sqlqueue.operations.upkeep import poll
 from sqlqueue.queue import schedules
 from sqlqueue.worker import fetcher
-from tests.suite.test_unreadable_rows import seen, signs, states, waits
+from tests.suite.test_unreadable_rows import seen, signs, waits
 from tests.support.harness import Database
 from tests.support.models import Chore, Job, Ledger, Ping, Report, Sign, Spool, Task
 from tests.support.polling import next_due
@@ -366,7 +366,7 @@ def test_a_worker_starts_and_goes_on(sync_db: Database, workers: Workers, column
     running = workers.start(worker)
     sync_db.insert(Task, [{"id": 1_000}])
     sync_db.insert(Spool, [{"id": 1}])
-    eventually(lambda: states(sync_db, Task)[1_000] == "completed" and not states(sync_db, Spool))
+    eventually(lambda: statuses(sync_db)[1_000] == "completed" and not statuses(sync_db, Spool))
     assert running.error is None
 
 
