@@ -177,6 +177,7 @@ def test_a_stored_instance_is_enqueued_with_its_current_values(db: Database) -> 
     assert found(db) == {"k": 8}
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("on_conflict", HOWS)
 def test_related_rows_that_cannot_be_stored_are_rejected(db: Database, on_conflict: Any) -> None:
     with db.session() as actor, db.session() as other:

@@ -245,6 +245,7 @@ def test_a_result_of_a_stage_waits_for_the_next(db: Database) -> None:
     assert stored(db) == [{"scenes": 3}] * 2
 
 
+@pytest.mark.one_engine
 def test_a_result_without_a_column_is_rejected(db: Database) -> None:
     db.insert(Task, [{}])
     with db.session() as actor:

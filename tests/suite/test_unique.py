@@ -191,6 +191,7 @@ def test_debouncing(db: Database, how: str) -> None:
                 connection.execute(update(Listing.__table__).values(status="available"))
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("on_conflict", ["raise", "replace"])
 @pytest.mark.parametrize("said", [{"available_at": TOMORROW}, {"status": "available"}])
 def test_delay_cannot_be_combined_with_a_time_in_the_row(db: Database, said: dict[str, Any], on_conflict: Any) -> None:
