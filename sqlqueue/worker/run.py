@@ -255,13 +255,14 @@ class WorkerRun:
     async def _prepare(self) -> None:
         """Check the schema, start the child processes, and release the tasks of earlier processes."""
         context, within = self._context, SHORTEST_MAINTENANCE
+        backoff = self._backoff("check the schema")
 
         async def check() -> None:
             nonlocal within
             this_time, within = within, min(2 * within, LONGEST_SCHEMA_CHECK)  # more at the next try
-            await self._check_schema(this_time)
+            await self._check_schema(this_time, backoff)
 
-        await until_success(check, self._backoff("check the schema"))
+        await until_success(check, backoff)
         loop = asyncio.get_running_loop()
         isolated = [each for handler, each in context.apart.items() if handler.isolation is not None]
         await asyncio.gather(*[loop.run_in_executor(None, each.prepare) for each in isolated])
@@ -270,23 +271,23 @@ class WorkerRun:
                 await self._recover(spec, crash)
         context.started.recovered()
 
-    async def _check_schema(self, within: timedelta) -> None:
+    async def _check_schema(self, within: timedelta, backoff: Backoff) -> None:
         run, engine = self._context.database.run, self._context.database.engine
         for spec in self._context.specs:
             await run(partial(_check_queue, spec=spec, needs_locks=spec in self._locked), within)
-            await self._warn(spec, within)
+            await self._warn(spec, within, backoff)
         for spec in {(engine(spec), spec.table.metadata): spec for spec in self._context.specs}.values():
             await run(partial(_check_companions, spec=spec), within)
         await self._context.paused.look()
 
-    async def _warn(self, spec: QueueSpec, within: timedelta) -> None:
+    async def _warn(self, spec: QueueSpec, within: timedelta, backoff: Backoff) -> None:
         """Log findings that do not keep the worker from starting, and nor does an error while they are looked for."""
         try:
             found = await self._context.database.run(
                 lambda session: unintended_tasks(session.connection(spec.bind_arguments), spec), within
             )
         except Exception as error:
-            if self._backoff("").passes(error):
+            if backoff.passes(error):
                 raise
             logger.warning("cannot check the rows of %s: %s", spec.table.fullname, brief(error_text(error)))
             return
