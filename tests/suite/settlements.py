@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from tests.support.harness import Database
-from tests.support.models import Base
-
-M = TypeVar("M", bound=Base)
 SOON = timedelta(minutes=2)
 
 
@@ -54,10 +50,3 @@ VARIANTS = [
 ]
 every_call = pytest.mark.parametrize("call", SETTLINGS)
 every_ending = pytest.mark.parametrize("call", ENDINGS)
-
-
-def claim(db: Database, model: type[M], *where: Any, **arguments: Any) -> M:
-    """Claim and commit, as a worker does."""
-    with db.begin() as session:
-        task: M = session.claim(model, *where, **arguments)
-        return task

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
-from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, claim, every_call
+from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Spool, Task
 from tests.support.processes import Processes
@@ -111,7 +111,7 @@ def assert_lost_in_each_way(db: Database, loss: str, passed: Callable[[Actor, Ta
 def test_a_lost_claim_by_its_value_in_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
     end_leases(sync_db)
-    before = row(sync_db, claim(sync_db, Task, claimed_by="second"))
+    before = row(sync_db, sync_db.committed.claim(Task, claimed_by="second"))
     outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLINGS)).result()
     assert outcome == dict.fromkeys(SETTLINGS, f"lost Task {(task.id,)} 1")
     assert row(sync_db, task) == before
@@ -145,9 +145,9 @@ def test_lost_claims_among_many_refuse_them_all(db: Database, call: str) -> None
 
 def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
     db.insert(Spool, rows(1))
-    task = claim(db, Spool)
+    task = db.committed.claim(Spool)
     end_leases(db, Spool)
-    assert claim(db, Spool) is not None
+    assert db.committed.claim(Spool) is not None
     with db.session() as actor, pytest.raises(ClaimLostError):
         actor.complete(claim_of(task))
     assert count(db, Spool) == 1
@@ -188,7 +188,7 @@ def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database) -> None:
 
 def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
     db.insert(Task, [{"id": 7}])
-    held = claim_of(claim(db, Task))
+    held = claim_of(db.committed.claim(Task))
     assert held == Claim(Task, (7,), 1, load(db, Task, 7).claim_token)
     db.committed.complete(pickle.loads(pickle.dumps(held)))
     assert load(db, Task, 7).status == "completed"

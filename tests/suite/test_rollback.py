@@ -11,7 +11,7 @@ from sqlalchemy import inspect
 
 from sqlqueue import IllegalTransitionError, claim_of
 from sqlqueue.outbox import claim_messages
-from tests.suite.settlements import SETTLINGS, claim, every_call
+from tests.suite.settlements import SETTLINGS, every_call
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Outgoing, Spool, Task
 from tests.support.rows import load, row, rows
@@ -78,7 +78,7 @@ def test_a_claim_in_a_transaction_that_is_rolled_back(db: Database, lease: Any, 
     stored = load(db, Task, task.id) if end == "close" else task
     assert shown(actor, stored) == AVAILABLE
     actor.rollback()
-    again = claim(db, Task)
+    again = db.committed.claim(Task)
     assert claim_of(again).attempt == 1  # the same attempt number as the first claim
     with pytest.raises(IllegalTransitionError, match="rolled back"):
         claim_of(task)
@@ -144,7 +144,7 @@ def test_a_settlement_in_a_savepoint_that_is_kept(db: Database) -> None:
 
 def test_a_settlement_in_a_transaction_that_is_rolled_back(db: Database) -> None:
     db.insert(Task, rows(1))
-    task = claim(db, Task)
+    task = db.committed.claim(Task)
     actor = db.session()
     actor.complete(task)
     actor.rollback()

@@ -13,7 +13,7 @@ from sqlalchemy import delete, event, inspect, select
 
 from sqlqueue import Every, IllegalTransitionError, QueueSession, claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES, spec_of
-from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, claim
+from tests.suite.settlements import SETTLINGS, VARIANTS, Settling
 from tests.support.harness import Database
 from tests.support.models import Film, Listing, Order, Report, Seat, Spool, Task, Visit
 from tests.support.rows import PAST, clock, load, load_all, row
@@ -29,7 +29,7 @@ def columns(task: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("settling", VARIANTS, ids=str)
 def test_each_settlement_changes_its_columns(db: Database, settling: Settling) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST, "priority": 2}])
-    task = claim(db, Task, claimed_by="me")
+    task = db.committed.claim(Task, claimed_by="me")
     before, started = columns(load(db, Task, 1)), clock(db)
     assert getattr(db.committed, settling.name)(task, *settling.arguments) is None
     after, ended = columns(load(db, Task, 1)), clock(db)
