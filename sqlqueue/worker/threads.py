@@ -49,7 +49,12 @@ async def in_task(awaitable: Awaitable[R], context: Context) -> R:
         except BaseException as error:  # asyncio would end the event loop with a SystemExit
             return None, error
 
-    result, error = await asyncio.create_task(caught(), context=context)
+    try:
+        result, error = await asyncio.create_task(caught(), context=context)
+    except asyncio.CancelledError:  # before its first step: from then on, it catches every error
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()
+        raise
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

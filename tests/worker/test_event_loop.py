@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlqueue.worker import threads
-from sqlqueue.worker.threads import FairLock, Underway
+from sqlqueue.worker.threads import FairLock, Underway, in_task
 from tests.support.workers import PATIENCE, eventually
 
 
@@ -52,6 +54,21 @@ def test_errors_without_a_waiter_are_silent() -> None:
 
     asyncio.run(main())
     assert noise == []
+
+
+def test_a_call_that_is_cancelled_before_it_begins_is_closed() -> None:
+    """Otherwise Python warns that the handler's coroutine was never awaited."""
+
+    async def main() -> str:
+        coroutine = asyncio.sleep(0)
+        caller = asyncio.create_task(in_task(coroutine, copy_context()))
+        await asyncio.sleep(0)  # the caller has created the task of the coroutine
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        return inspect.getcoroutinestate(coroutine)
+
+    assert asyncio.run(main()) == inspect.CORO_CLOSED
 
 
 # -- a fair lock that threads and coroutines share --------------------------------------------------------------------
