@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from sqlalchemy.orm import Session
 from starlette.datastructures import MultiDict
@@ -20,7 +20,7 @@ from ..operations import WorkerInfo
 from ..operations.paging import SCAN
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .requests import Query, RequestedAction, permitted, requested_action
-from .site import CAP, Change, links_of, respond, site_of, viewer_of
+from .site import CAP, THEME, THEMES, Change, links_of, respond, site_of, viewer_of
 
 # -- actions on queues and tasks: each is confirmed, checked for permission, logged, and carried out ------------------
 
@@ -198,6 +198,24 @@ def _command_text(command: WorkerCommand, told: list[WorkerInfo]) -> str:
     names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
     number = f" {command.number or 'as registered'}" if command.action is Action.SET_CONCURRENCY else ""
     return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none is live'}")
+
+
+# -- the colours that a viewer chooses, which only this browser stores -------------------------------------------------
+
+YEAR = 365 * 86_400
+"""Seconds for which a browser keeps the choice."""
+
+
+async def choose_theme(request: Request) -> Response:
+    """Store the chosen colours in a cookie, and redirect to the page that the form was on."""
+    root = links_of(request)()
+    _, _, address = request.headers.get("referer", "").partition("//")
+    path = "/" + quote(address.partition("/")[2], safe="/%?&=+")
+    is_own = path.startswith(root) and not path.startswith("//")  # which would name another host
+    response = RedirectResponse(path if is_own else root, 303)
+    theme = (await fields_of(request)).get("theme", "")
+    response.set_cookie(THEME, theme if theme in THEMES else "", YEAR, path=root, httponly=True, samesite="lax")
+    return response
 
 
 # -- the fields of a form that a browser has sent ---------------------------------------------------------------------

@@ -148,5 +148,6 @@ _ROUTES = [
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),
+    Route("/theme", actions.choose_theme, methods=["POST"]),
     Route("/static/{name}", _static),
 ]

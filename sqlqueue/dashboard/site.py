@@ -121,7 +121,7 @@ class Site:
         """The pages to which each page links: text and path."""
         roles = {role for spec in self.queues.values() for role in spec.columns}
         kinds: list[tuple[str, tuple[str, ...]]] = [(text, (path,)) for text, path, role in _BY_ROLE if role in roles]
-        return [("Queues", ()), ("Errors", ("errors",)), ("Workers", ("workers",)), *kinds]
+        return [("Overview", ()), ("Errors", ("errors",)), ("Workers", ("workers",)), *kinds]
 
     def queue(self, request: Request) -> QueueSpec:
         """Return the queue that the path names; 404 if there is none."""
@@ -237,6 +237,17 @@ def links_of(request: Request) -> Callable[..., str]:
     return link
 
 
+THEME = "sqlqueue_theme"
+"""The cookie with the colours that the viewer has chosen."""
+THEMES = ("light", "dark")
+
+
+def theme_of(request: Request) -> str:
+    """Return the colours that the viewer has chosen, or nothing: then those of the system are used."""
+    theme = request.cookies.get(THEME, "")
+    return theme if theme in THEMES else ""
+
+
 def respond(request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
     """Render a page; respond with 304 if the viewer already has it."""
     site, viewer = site_of(request), viewer_of(request)
@@ -247,6 +258,7 @@ def respond(request: Request, template: str, *, status: int = 200, **content: An
         viewer=viewer,
         Action=Action,
         link=links_of(request),
+        theme=theme_of(request),
         here=request.scope["path"],
         can_log_out=getattr(request.state, "can_log_out", False),
         change=site.changes.find(asked, viewer),

@@ -20,7 +20,7 @@ from .._support.texts import logger_of
 from .access import Action, Decision, Viewer, same_origin, strict_headers
 from .actions import fields_of
 from .rendering import templates
-from .site import links_of
+from .site import links_of, theme_of
 
 SHORTEST = 16
 """Minimum characters of a token: shorter ones can be guessed."""
@@ -161,5 +161,5 @@ def _busy() -> Response:
 
 
 def _form(request: Request, *, failed: bool = False) -> Response:
-    html = templates.get_template("login.html").render(link=links_of(request), failed=failed)
+    html = templates.get_template("login.html").render(link=links_of(request), theme=theme_of(request), failed=failed)
     return HTMLResponse(html, 403 if failed else 200)

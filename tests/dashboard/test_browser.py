@@ -105,6 +105,20 @@ def test_actions_on_tasks_without_the_script(browser: Any, sessions: sessionmake
         assert not [task for task in session.find(Email) if task.status == "retryable"]
 
 
+def test_colours_follow_the_system_or_the_choice_of_the_viewer(browser: Any, sessions: sessionmaker[Any]) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with served(dashboard(sessions)) as url, tab(browser, color_scheme="light") as page:
+        page.goto(f"{url}/limits")
+        light = page.evaluate(ground)
+        page.emulate_media(color_scheme="dark")
+        dark = page.evaluate(ground)
+        assert light != dark
+        for choice, expected in (("Light", light), ("Dark", dark), ("Automatic", dark)):
+            page.get_by_role("button", name=choice).click()
+            page.locator("[aria-pressed=true]", has_text=choice).wait_for()
+            assert page.evaluate(ground) == expected
+
+
 @pytest.mark.parametrize("scripts", [True, False])
 def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> None:
     """With the script, confirmations are dialogs; without, pages."""
