@@ -357,7 +357,7 @@ def come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
     )
 
 
-def is_hung(spec: QueueSpec) -> Criterion:
+def is_abandoned(spec: QueueSpec) -> Criterion:
     """Return whether the lease of the row's claimer has ended without a settlement."""
     return and_(has_come(spec), is_held(spec))
 

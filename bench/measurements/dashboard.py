@@ -33,7 +33,7 @@ PAGES = {
     "error, none": "/queue/email?error=nothing",
     "time, none": "/queue/email?newer=1s",
     "column, none": "/queue/email?column.recipient=nobody",
-    "hung": "/queue/email?status=hung",
+    "abandoned": "/queue/email?status=abandoned",
     "retry all": "/queue/email/confirm/retry?scope=filter",
     "retry by error": "/queue/email/confirm/retry?scope=filter&error=nothing",
     "metrics": "/metrics",

@@ -163,7 +163,7 @@ Equal = Annotated[
     list[str] | None,
     typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only tasks with this value; may be repeated."),
 ]
-Hung = Annotated[bool, typer.Option("--hung", help="Only running tasks whose lease has expired.")]
+Abandoned = Annotated[bool, typer.Option("--abandoned", help="Only running tasks whose lease has expired.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class Filters:
     error: ErrorLike = None
     older_than: Age = None
     where: Equal = None
-    hung: Hung = False
+    abandoned: Abandoned = False
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
         """Return the criteria of the options, all of which must hold; rejects filters that do not apply to the

@@ -126,7 +126,7 @@ class ConfirmedChange:
     """A function that carries out the change, in batches that each commit."""
     named: bool = False
     """Whether tasks were selected by key; the command then explains why none was changed."""
-    hung: bool = False
+    abandoned: bool = False
     """Whether running tasks whose lease has expired are affected too."""
     ends_all: bool = False
     """Whether it ends all tasks of the queue, for want of a filter: even one needs confirmation."""
@@ -136,7 +136,8 @@ class ConfirmedChange:
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
         """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
         stats = transact(url, self._counted)
-        found = {**{str(status): stats[status] for status in self.affected}, "hung": stats.hung if self.hung else 0}
+        found = {str(status): stats[status] for status in self.affected}
+        found["abandoned"] = stats.abandoned if self.abandoned else 0
         counts = {what: number for what, number in found.items() if number}
         number = sum(counts.values())
         is_capped = not stats.capped.isdisjoint(counts)
@@ -166,8 +167,8 @@ class ConfirmedChange:
     def _counted(self, session: Session) -> QueueStats:
         """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
         hide."""
-        where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
-        return operations.stats(session, self.spec.entity, *where, cap=CAP)
+        affected = () if self.named else (in_states(self.spec, self.affected, abandoned=self.abandoned),)
+        return operations.stats(session, self.spec.entity, *self.where, *affected, cap=CAP)
 
     def _told(self, totals: BatchTotals) -> str:
         number = totals.changed
@@ -193,7 +194,7 @@ class ConfirmedChange:
             return "There is no such task."
         states = ", ".join(f"{stats[status]} {status}" for status in found)
         hints = [_HINTS[status].format(table=self.spec.table.fullname) for status in found]
-        affected = ", ".join([*self.affected, *(["hung"] if self.hung else [])])
+        affected = ", ".join([*self.affected, *(["abandoned"] if self.abandoned else [])])
         return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
 
@@ -203,7 +204,7 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error o
 
 
 def retry(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Retry failed or hung tasks: retryable and discarded ones, and running ones whose lease has expired.
+    """Retry failed or abandoned tasks: retryable and discarded ones, and running ones whose lease has expired.
 
     They become available, and may use all their attempts again.
 
@@ -298,7 +299,7 @@ def _change(
         affected=change.states,
         named=bool(filters.ids),
         ends_all=verb in {"cancel", "discard"} and not chosen,
-        hung=change.hung,
+        abandoned=change.abandoned,
         batches=lambda session: change.in_batches(session, spec, chosen),
     ).carry_out(queues.url, yes=yes, as_json=as_json)
 

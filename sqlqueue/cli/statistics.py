@@ -40,7 +40,7 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
         ]
         for spec, each, stops in found
     ]
-    print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
+    print_table(["Queue", *present, "abandoned", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
     for spec, each, _ in found:
         for name, waiting in each.unserved_functions.items():
             say(
@@ -77,7 +77,7 @@ def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> No
         return
     present = _present(found.values())
     rows = [[_named(value), *_numbers(each, present)] for value, each in found.items()]
-    print_table([name, *present, "hung"], rows, numbers=len(present) + 1)
+    print_table([name, *present, "abandoned"], rows, numbers=len(present) + 1)
 
 
 def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
@@ -103,7 +103,7 @@ def _bucket_facts(found: Bucket) -> dict[str, Any]:
 
 def _counts(found: QueueStats) -> dict[str, int]:
     by_state = {status.value: number for status, number in found.counts.items()}
-    return {**by_state, "hung": found.hung, "total": found.total, "unfinished": found.unfinished}
+    return {**by_state, "abandoned": found.abandoned, "total": found.total, "unfinished": found.unfinished}
 
 
 def _present(found: Iterable[QueueStats]) -> list[Status]:
@@ -117,7 +117,10 @@ def _present(found: Iterable[QueueStats]) -> list[Status]:
 
 
 def _numbers(found: QueueStats, present: Iterable[Status]) -> list[object]:
-    return [*(_at_least(found[status], status, found) for status in present), _at_least(found.hung, "hung", found)]
+    return [
+        *(_at_least(found[status], status, found) for status in present),
+        _at_least(found.abandoned, "abandoned", found),
+    ]
 
 
 def _at_least(figure: object, name: str, found: QueueStats) -> object:
@@ -187,11 +190,12 @@ def stats(
         sqlqueue stats --url postgresql+psycopg://me@host/shop shop.models:Email --by topic
         sqlqueue stats --url postgresql+psycopg://me@host/shop shop.models:Email --timeline --bucket 15m --since 6h
 
-    "hung" counts running tasks whose lease has expired: their workers have crashed or stalled, and any worker may take
-    them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks finished
-    within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks are counted
-    in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are the
-    functions whose calls have waited for more than five minutes while none was running: no worker seems to have them
+    "abandoned" counts running tasks whose lease has expired: their workers have crashed or were cut off, and any worker
+    may take them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks
+    finished within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks are
+    counted in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are
+    the functions whose calls have waited for more than five minutes while none was running: no worker seems to have
+    them
     registered; and rows whose status sqlqueue does not know, which no claim finds.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
@@ -199,11 +203,12 @@ def stats(
     were discarded or crashed, retried or not. For the completed ones, p50 and p95 are the median and 95th percentile of
     their run time, and of the waiting time of tasks since creation.
 
-    With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
-    claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, unserved_functions
-    (how long their calls have waited), unknown (the number of rows with each unknown status), capped (an array of the
-    names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at, paused_by and reason.
-    With --by: value, the states, hung, total and unfinished. With --timeline: start, completed, failed, cancelled,
+    With --json: an array of objects with queue (its table), model, a number for each state, abandoned, total,
+    unfinished, claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour,
+    unserved_functions (how long their calls have waited), unknown (the number of rows with each unknown status), capped
+    (an array of the names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at,
+    paused_by and reason.
+    With --by: value, the states, abandoned, total and unfinished. With --timeline: start, completed, failed, cancelled,
     attempts (whether these are attempts, instead of tasks), and run_time and waiting_time, with count, mean, p50 and
     p95. All times are in seconds.
 

@@ -118,7 +118,7 @@ class Action(StrEnum):
     """An action that a viewer may be permitted to perform."""
 
     RETRY = "retry"
-    """Retry failed and hung tasks."""
+    """Retry failed and abandoned tasks."""
     RERUN = "rerun"
     """Run final tasks again."""
     RUN_NOW = "run-now"

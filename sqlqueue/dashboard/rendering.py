@@ -21,7 +21,7 @@ MARKS: Mapping[str, str] = {
     "completed": "✓",
     "cancelled": "⊘",
     "discarded": "✕",
-    "hung": "‼",
+    "abandoned": "‼",
     "paused": "Ⅱ",
     "failed": "✕",
     "crashed": "‼",

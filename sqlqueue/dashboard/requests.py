@@ -52,7 +52,7 @@ class RequestedAction:
     def criteria(self) -> list[Criterion]:
         """The criteria of the tasks; 400 if they are invalid."""
         state = self.filter.state
-        in_state = [] if state is None else [in_states(self.spec, [state], hung=False)]
+        in_state = [] if state is None else [in_states(self.spec, [state], abandoned=False)]
         try:
             return [of_keys(self.spec, self.keys)] if self.keys else [*self.filter.criteria(self.spec), *in_state]
         except ArgumentError as error:
@@ -96,7 +96,7 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
 
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------
 
-HUNG = "hung"
+ABANDONED = "abandoned"
 _TEXTS = ("status", "topic", "key", "error", "message", "older", "newer", "since", "until")
 Query = QueryParams | MultiDict
 
@@ -106,7 +106,7 @@ class Filter:
     """Selects the tasks of a queue to show or change."""
 
     status: str = ""
-    """A :class:`.Status`, or ``hung``."""
+    """A :class:`.Status`, or ``abandoned``."""
     topic: str = ""
     key: str = ""
     error: str = ""
@@ -138,9 +138,9 @@ class Filter:
 
     @property
     def state(self) -> Status | None:
-        """The state that it selects, if any; hung tasks are running."""
+        """The state that it selects, if any; abandoned tasks are running."""
         with suppress(ValueError):
-            return Status.RUNNING if self.status == HUNG else Status(self.status)
+            return Status.RUNNING if self.status == ABANDONED else Status(self.status)
         return None
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
@@ -160,7 +160,7 @@ class Filter:
             since=moment(self.since) if self.since else None,
             until=moment(self.until) if self.until else None,
             equal=self.equal,
-            hung=self.status == HUNG,
+            abandoned=self.status == ABANDONED,
         ) + ([spec["error"] == self.message] if self.message else [])
 
 

@@ -38,7 +38,7 @@ from .reactivating import rerun, retry, run_now
 from .recording import brief, spoken
 from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule
 from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
-from .statistics import CAP, QueueOverview, QueueStats, hung, overview, stats, stats_by
+from .statistics import CAP, QueueOverview, QueueStats, abandoned, overview, stats, stats_by
 from .upkeep import promote
 from .why import Explanation, why
 
@@ -58,6 +58,7 @@ __all__ = [
     "QueueStats",
     "Reactivated",
     "WorkerInfo",
+    "abandoned",
     "cancel",
     "claim",
     "claim_in_turns",
@@ -75,7 +76,6 @@ __all__ = [
     "find",
     "heartbeat",
     "history",
-    "hung",
     "limits",
     "overview",
     "pause",

@@ -17,7 +17,7 @@ from .._support import checks
 from .._support.errors import ArgumentError
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql import is_hung, state, utcnow
+from ..sql import is_abandoned, state, utcnow
 
 # -- parsers of user input: durations, keys and column values ---------------------------------------------------------
 
@@ -132,7 +132,7 @@ def criteria(
     since: datetime | None = None,
     until: datetime | None = None,
     equal: Mapping[str, str] | None = None,
-    hung: bool = False,
+    abandoned: bool = False,
 ) -> list[Criterion]:
     """Return the criteria of the given filters, all of which must hold.
 
@@ -148,7 +148,7 @@ def criteria(
         *([spec["created_at"] >= since] if since is not None else []),
         *([spec["created_at"] <= until] if until is not None else []),
         *(_equal(spec, name, text) for name, text in (equal or {}).items()),
-        *([is_hung(spec)] if hung else []),
+        *([is_abandoned(spec)] if abandoned else []),
     ]
 
 

@@ -16,7 +16,7 @@ from ..lifecycle.transitions import replace_assignments, retry_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import is_early, is_final, is_hung, only, state, utcnow
+from ..sql import is_abandoned, is_early, is_final, only, state, utcnow
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
 from .recording import ABANDONED
@@ -32,14 +32,15 @@ _SHOWN = 3
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
-    """Make ``retryable``, ``discarded`` and hung tasks that satisfy ``where`` ``available``.  Return how many.
+    """Make ``retryable``, ``discarded`` and abandoned tasks that satisfy ``where`` ``available``.  Return how many.
 
-    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer has
-    lost the claim even if it resumes.  A discarded task whose ``unique_key`` another task has by now stays as it is, as
-    ``taken`` of the result and a warning say.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    Each gets the model's full number of attempts again.  An abandoned task is one whose lease has expired; its claimer
+    has lost the claim even if it resumes.  A discarded task whose ``unique_key`` another task has by now stays as it
+    is, as ``taken`` of the result and a warning say.  For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec, session = spec_of(entity), session_of(session)
-    failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
+    ended = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
+    failed = or_(ended, is_abandoned(spec))
     redrive = partial(end_all, session, spec, values=retry_assignments(spec), end=ABANDONED)
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
     return _reactivate(
@@ -207,12 +208,12 @@ class MassChange:
     """The operation; takes a session, a model and criteria."""
     states: Collection[Status]
     """The states of the tasks that it changes."""
-    hung: bool = False
+    abandoned: bool = False
     """Whether it also changes running tasks whose lease has expired."""
 
     def affected(self, spec: QueueSpec) -> Criterion:
         """Return the criterion of tasks in these states."""
-        return in_states(spec, self.states, hung=self.hung)
+        return in_states(spec, self.states, abandoned=self.abandoned)
 
     def in_batches(self, session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> Iterator[Batch]:
         """Change the tasks that satisfy ``where``, and commit after each batch."""
@@ -221,13 +222,13 @@ class MassChange:
         return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
 
 
-def in_states(spec: QueueSpec, states: Iterable[Status], *, hung: bool) -> Criterion:
-    """Return the criterion of tasks in these states, and of hung tasks if ``hung``."""
+def in_states(spec: QueueSpec, states: Iterable[Status], *, abandoned: bool) -> Criterion:
+    """Return the criterion of tasks in these states, and of abandoned tasks if ``abandoned``."""
     in_state = spec["status"].in_([state(status) for status in states])
-    return or_(in_state, is_hung(spec)) if hung else in_state
+    return or_(in_state, is_abandoned(spec)) if abandoned else in_state
 
 
-RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), hung=True)
+RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), abandoned=True)
 RERUN = MassChange(change=rerun, states=FINAL)
 CANCEL = MassChange(change=cancel, states=_UNFINISHED)
 RUN_NOW = MassChange(change=run_now, states=WAITING)

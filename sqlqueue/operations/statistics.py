@@ -35,7 +35,7 @@ from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import is_available, is_due, is_early, is_held, is_hung, only, picks, representable, state, utcnow
+from ..sql import is_abandoned, is_available, is_due, is_early, is_held, only, picks, representable, state, utcnow
 from ..transaction import AnySession, open_, session_of, within
 from .control import unserved_functions
 from .paging import Window, Windows, finds_finished
@@ -86,7 +86,7 @@ class QueueStats:
 
     counts: Mapping[Status, int]
     """The number of tasks in each state, zeros included."""
-    hung: int = 0
+    abandoned: int = 0
     """The number of running tasks whose lease has expired."""
     capped: frozenset[str] = frozenset()
     """The states and attribute names whose figures are lower bounds because counting stopped at the cap."""
@@ -171,14 +171,14 @@ def stats_by(
         select(
             value,
             spec["status"].label("status"),
-            case((is_hung(spec), _ONE)).label("hung"),
+            case((is_abandoned(spec), _ONE)).label("abandoned"),
             case((waits(spec), _ONE)).label("waits"),
         )
         .select_from(spec.mapper.persist_selectable)
         .where(only(spec, spec["status"].is_not(None), *within(session, spec, where)))
         .subquery("each_task")
     )
-    counts = func.count(), func.count(each.c.hung), func.count(each.c.waits)
+    counts = func.count(), func.count(each.c.abandoned), func.count(each.c.waits)
     grouped = (each.c.divided_by, each.c.status)
 
     def read(value: ColumnElement[Any]) -> Sequence[Any]:
@@ -196,7 +196,8 @@ def stats_by(
 def overview(
     session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP, scan: int | None = None
 ) -> QueueOverview:
-    """Return the number of tasks in each state, how long tasks wait, how many are hung, and how many finished recently.
+    """Return the number of tasks in each state, how many are abandoned, how long tasks wait, and how many finished
+    recently.
 
     For ``cap`` and ``scan`` see :func:`stats`.  Recently finished tasks are counted with an index that begins with
     ``finished_at`` (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by
@@ -210,7 +211,7 @@ def overview(
     found = _stats(_by_state(rows), limits)
     return QueueOverview(
         found.counts,
-        found.hung,
+        found.abandoned,
         found.capped,
         claimable=sum(row.claimable for row in rows),
         overdue=sum(row.overdue for row in rows),
@@ -223,12 +224,12 @@ def overview(
     )
 
 
-def hung(entity: type[QueueMixin]) -> Criterion:
-    """Return the criterion of running tasks whose lease has expired: ``find(session, Email, hung(Email))``.
+def abandoned(entity: type[QueueMixin]) -> Criterion:
+    """Return the criterion of running tasks whose lease has expired: ``find(session, Email, abandoned(Email))``.
 
     The worker has crashed or stalled; the next claim takes the task over.
     """
-    return is_hung(spec_of(entity))
+    return is_abandoned(spec_of(entity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +263,7 @@ class _Count:
         # rows with an unknown status are counted with the final ones: no index contains only those either
         unfinished = [state(status) for status in (Status.AVAILABLE, *DUE)]
         every = (
-            Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
+            Portion(rows=is_due(spec), states=DUE, flags={"abandoned": is_abandoned(spec)}),
             Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
             Portion(rows=spec["status"].not_in(unfinished), states=FINAL),
         )
@@ -373,12 +374,12 @@ def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int 
 
 
 def _by_state(rows: Iterable[Any]) -> Iterator[tuple[str, int, int, int]]:
-    return ((row.status, row.tasks, row.hung, row.waits) for row in rows if row.status is not None)
+    return ((row.status, row.tasks, row.abandoned, row.waits) for row in rows if row.status is not None)
 
 
 def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> QueueStats:
-    """Build statistics from rows of status, number of tasks, number of hung ones, number of waiting available ones."""
-    counts, all_hung = dict.fromkeys(Status, 0), 0
+    """Build statistics from rows of status, number of tasks, of abandoned ones, and of available ones that wait."""
+    counts, all_abandoned = dict.fromkeys(Status, 0), 0
     unknown: dict[str, int] = {}
     for status, tasks, expired, waiting in rows:
         if status not in KNOWN:
@@ -386,16 +387,16 @@ def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> Queue
             continue
         counts[Status(status)] += tasks - waiting
         counts[Status.SCHEDULED] += waiting
-        all_hung += expired
+        all_abandoned += expired
     figures = frozenset(limits) | _follow(limits)
-    return QueueStats(MappingProxyType(counts), all_hung, figures, unknown=MappingProxyType(unknown))
+    return QueueStats(MappingProxyType(counts), all_abandoned, figures, unknown=MappingProxyType(unknown))
 
 
 def _follow(limits: Collection[str]) -> set[str]:
     """Return the figures that are derived from capped states."""
     unfinished = (Status.AVAILABLE, *DUE)
     made = {
-        **dict.fromkeys(("hung", "overdue", "oldest_running"), DUE),
+        **dict.fromkeys(("abandoned", "overdue", "oldest_running"), DUE),
         # some tasks with the status available may wait as if they were scheduled
         **dict.fromkeys((Status.SCHEDULED, "claimable", "oldest_claimable", "unfinished"), unfinished),
         "total": tuple(Status),

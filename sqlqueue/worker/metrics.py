@@ -121,7 +121,8 @@ def queue_metrics(overviews: Mapping[str, QueueOverview]) -> Iterator[Metric]:
     """Yield the gauges of queues, by the names of their tables.  Figures beyond the cap of ``overview`` are reported as
     the cap."""
     tasks = GaugeMetricFamily("sqlqueue_tasks", "Tasks by state, counted up to a cap.", labels=["queue", "status"])
-    hung = GaugeMetricFamily("sqlqueue_tasks_hung", "Running tasks whose lease has expired.", labels=["queue"])
+    expired = "Running tasks whose lease has expired."
+    abandoned = GaugeMetricFamily("sqlqueue_tasks_abandoned", expired, labels=["queue"])
     waits = "Seconds for which the oldest claimable task has been waiting; 0 if there is none."
     claimable = GaugeMetricFamily("sqlqueue_oldest_claimable_seconds", waits, labels=["queue"])
     runs = "Seconds since the earliest claim of a running task; 0 if there is none."
@@ -129,10 +130,10 @@ def queue_metrics(overviews: Mapping[str, QueueOverview]) -> Iterator[Metric]:
     for queue, found in overviews.items():
         for status, number in found.counts.items():
             tasks.add_metric([queue, status.value], number)
-        hung.add_metric([queue], found.hung)
+        abandoned.add_metric([queue], found.abandoned)
         claimable.add_metric([queue], _seconds(found.oldest_claimable))
         running.add_metric([queue], _seconds(found.oldest_running))
-    return iter((tasks, hung, claimable, running))
+    return iter((tasks, abandoned, claimable, running))
 
 
 def _seconds(age: timedelta | None) -> float:

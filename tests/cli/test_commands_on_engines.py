@@ -16,7 +16,7 @@ from tests.support.rows import PAST, TOMORROW, clock
 
 pytestmark = pytest.mark.one_engine  # except for what depends on the engine's SQL or driver
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
-HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
+ABANDONED = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
 
 
 def states(db: Database, model: Any = Task) -> dict[Any, str]:
@@ -27,13 +27,14 @@ def states(db: Database, model: Any = Task) -> dict[Any, str]:
 @pytest.mark.every_engine
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
 def test_stats(sync_db: Database, driver: str) -> None:
-    sync_db.insert(Task, [{"id": 1, **HUNG}])
+    sync_db.insert(Task, [{"id": 1, **ABANDONED}])
     sync_db.insert(Task, [{"id": 2, **FAILED}])
     with sync_db.begin() as session:
         session.pause(Mail, "news", paused_by="ada")
     by_table = {each["queue"]: each for each in told(sync_db, "stats", "--json", target="Base", driver=driver)}
     task, mail = by_table["task"], by_table["mail"]
-    assert (task["model"], task["running"], task["hung"], task["discarded"]) == (f"{Task.__module__}.Task", 1, 1, 1)
+    assert task["model"] == f"{Task.__module__}.Task"
+    assert (task["running"], task["abandoned"], task["discarded"]) == (1, 1, 1)
     assert (task["total"], task["unfinished"], task["paused"]) == (2, 1, [])
     assert task["oldest_running"] > 3600
     assert (mail["total"], mail["paused"][0]["topic"], mail["paused"][0]["paused_by"]) == (0, "news", "ada")
@@ -92,7 +93,7 @@ FILTERS: list[tuple[list[str], list[str]]] = [
     (["--id", "4", "--id", "2"], ["4", "2"]),
     (["--older-than", "1h30m"], ["1"]),
     (["--where", "subject=x", "--where", "priority=0"], ["4"]),
-    (["--hung"], ["3"]),
+    (["--abandoned"], ["3"]),
     (["--status", "discarded", "--topic", "news"], ["2"]),
     (["--order-by", "id", "--limit", "2"], ["1", "2"]),
     (["--order-by=-topic", "--order-by", "id"], ["2", "5", "1", "3", "4"]),
@@ -103,7 +104,7 @@ FILTERS: list[tuple[list[str], list[str]]] = [
 def test_filters(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": 1, "error": "Timeout: x", "created_at": PAST, **FAILED}])
     sync_db.insert(Mail, [{"id": 2, "error": "KeyError: x", "topic": "news", **FAILED}])
-    sync_db.insert(Mail, [{"id": 3, **HUNG}])
+    sync_db.insert(Mail, [{"id": 3, **ABANDONED}])
     sync_db.insert(Mail, [{"id": 4, "subject": "x"}])
     sync_db.insert(Mail, [{"id": 5, "topic": "news"}])
     for filters, found in FILTERS:

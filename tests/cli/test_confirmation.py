@@ -18,7 +18,7 @@ from tests.support.models import Task
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["retry"], "retry 3 tasks of Task (2 discarded, 1 hung)"),
+        (["retry"], "retry 3 tasks of Task (2 discarded, 1 abandoned)"),
         (["cancel"], "cancel 3 tasks of Task (2 available, 1 running)"),
         (["discard", "--reason", "x"], "discard 3 tasks of Task (2 available, 1 running)"),
         (["prune", "--older-than", "1d"], "prune 2 tasks of Task (2 discarded)"),
@@ -60,7 +60,7 @@ def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int
     assert told.returncode == status, told.stderr
     assert "Retry 2 tasks of Task (2 discarded)? [y/N]" in told.stderr
     assert told.stdout.strip() == ("2 tasks of Task are available again." if not status else "")
-    assert ("discarded  hung" in out("stats")) is bool(left)
+    assert ("discarded  abandoned" in out("stats")) is bool(left)
 
 
 def test_progress_is_shown_only_on_a_terminal(url: str) -> None:

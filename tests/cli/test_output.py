@@ -17,7 +17,7 @@ from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
 from tests.support.models import Mail, Seat, Task
 
-HEADINGS = ("hung", "oldest", "last", "hour", "paused")
+HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
 
 
 def test_finding_nothing_is_not_an_error(url: str) -> None:
@@ -74,12 +74,12 @@ def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeyp
 def test_stats_by_a_column(url: str) -> None:
     put(url, Mail, {"account_id": 7}, {"account_id": 7, "topic": "news"}, {"status": "running", "available_at": PAST})
     assert out("stats", "--by", "account_id", model="Mail").splitlines() == [
-        "account_id  available  running  hung",
-        "(none)              0        1     1",
-        "7                   2        0     0",
+        "account_id  available  running  abandoned",
+        "(none)              0        1          1",
+        "7                   2        0          0",
     ]
     assert out("stats", "--by", "account_id", "--topic", "news", model="Mail").splitlines()[1:] == [
-        "7                   1        0     0"
+        "7                   1        0          0"
     ]
 
 

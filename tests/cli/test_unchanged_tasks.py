@@ -17,7 +17,11 @@ from tests.support.models import Task
 @pytest.mark.parametrize(
     ("command", "columns", "said"),
     [
-        ("retry", {"status": "scheduled"}, "Found: 1 scheduled. sqlqueue retry changes retryable, discarded, hung. A"),
+        (
+            "retry",
+            {"status": "scheduled"},
+            "Found: 1 scheduled. sqlqueue retry changes retryable, discarded, abandoned.",
+        ),
         ("retry", {"status": "scheduled"}, "once it is due. To run it now: UPDATE task SET status = 'available'"),
         (
             "retry",

@@ -80,9 +80,9 @@ def changed(rows: Sequence[Mapping[str, Any]], *changes: Mapping[str, Any]) -> l
     return [{**row, **change} for row, change in zip(rows, [*changes, *[{}] * len(rows)], strict=False)]
 
 
-HUNG = {"status": "running", "attempt": 1, "claim_token": 7, "claimed_at": PAST, "claimed_by": "before"}
+ABANDONED = {"status": "running", "attempt": 1, "claim_token": 7, "claimed_at": PAST, "claimed_by": "before"}
 """A row that was claimed and whose lease expired."""
-CRASHED = {**HUNG, "attempt": 3, "max_attempts": 3}
+CRASHED = {**ABANDONED, "attempt": 3, "max_attempts": 3}
 """A row whose claimer crashed in the last attempt."""
 
 
@@ -279,7 +279,7 @@ def _rescuing() -> Sequence[Script]:
 
 
 _FUTURE = PAST + _LONG
-_DUE, _HELD = {"status": "scheduled"}, {**HUNG, "available_at": _FUTURE}
+_DUE, _HELD = {"status": "scheduled"}, {**ABANDONED, "available_at": _FUTURE}
 _DONE, _DEAD = ({"status": status, "finished_at": PAST} for status in ("completed", "discarded"))
 _LAST = {**CRASHED, "name": "c"}
 
@@ -421,13 +421,13 @@ SCENARIOS = {
     "stages": Scenario(Film, rows_of(2, stage=["cut"]), _stages),
     "limits": Scenario(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
     "enqueueing": Scenario(Task, rows_of(2), _enqueueing),
-    "promoting": Scenario(Task, changed(rows_of(6), _HELD, _DUE, HUNG, _DUE), _promoting),
+    "promoting": Scenario(Task, changed(rows_of(6), _HELD, _DUE, ABANDONED, _DUE), _promoting),
     "postponing": Scenario(
         Task, changed(rows_of(5), {"available_at": _FUTURE}, {"available_at": _FUTURE}), _postponing
     ),
     "pruning": Scenario(Task, changed(rows_of(6), _DONE, {**_DEAD, "name": "b"}, _DONE, _DEAD), _pruning),
     "redriving": Scenario(Task, rows_of(4, name=["a", "b"]), _redriving),
-    "rescuing": Scenario(Task, changed(rows_of(5), _LAST, HUNG, _LAST), _rescuing),
+    "rescuing": Scenario(Task, changed(rows_of(5), _LAST, ABANDONED, _LAST), _rescuing),
     "two columns": Scenario(Seat, [{"line": "a", **row} for row in _named(rows_of(5), id="number")], _seats),
     "turns": Scenario(Message, rows_of(7, kind=["x", "y", "y"]), _taking_turns),
     "recurring": Scenario(Report, changed(_REPORTS, CRASHED, {}, CRASHED), _recurring),

@@ -30,9 +30,9 @@ from sqlqueue import (
     SQLQueueError,
     Status,
     Worker,
+    abandoned,
     claim_of,
     current_job,
-    hung,
 )
 from sqlqueue.sql import utcinsertion
 from tests.suite.settlements import SETTLINGS, every_call
@@ -119,7 +119,7 @@ OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
     "stats_by": lambda s, model: s.stats_by(model, Task.number),
     "overview": lambda s, model: s.overview(model),
     "timeline": lambda s, model: s.timeline(model),
-    "hung": lambda s, model: hung(model),
+    "abandoned": lambda s, model: abandoned(model),
     "errors": lambda s, model: s.errors(model),
     "enqueue": lambda s, model: s.enqueue(model, [{"id": 3}]),
 }

@@ -25,8 +25,8 @@ from tests.support.models import (
 )
 from tests.support.rows import PAST, TOMORROW, clock, contenders, row, without_waiting
 
-HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
-RUNNING = {**HUNG, "available_at": TOMORROW}
+ABANDONED = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
+RUNNING = {**ABANDONED, "available_at": TOMORROW}
 
 
 def ids(tasks: Any) -> list[Any]:

@@ -137,13 +137,13 @@ def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, sessio
 
 def test_hung_tasks_are_rescued_too(db: Database) -> None:
     db.insert(Task, [{}, {}])
-    hung, busy = db.committed.claim_many(Task, limit=2)
+    abandoned, busy = db.committed.claim_many(Task, limit=2)
     assert db.committed.retry(Task) == 0
     end_leases(db)
     with db.begin() as actor:
         actor.heartbeat(busy)
         assert actor.retry(Task) == 1
-    assert (row(db, hung)["status"], row(db, busy)["status"]) == ("available", "running")
+    assert (row(db, abandoned)["status"], row(db, busy)["status"]) == ("available", "running")
 
 
 def age(db: Database, **ages: timedelta) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func
 
-from sqlqueue import ArgumentError, QueueOverview, QueueSession, Status, hung
+from sqlqueue import ArgumentError, QueueOverview, QueueSession, Status, abandoned
 from sqlqueue.sql import NEVER
 from tests.suite.finished import DAY, HOUR, MINUTE, SECOND, elsewhere, finished
 from tests.support.harness import Database
@@ -62,10 +62,10 @@ def test_overview(db: Database) -> None:
         some = session.overview(Task, Task.id > 3)
         waiting = session.overview(Task, Task.id == 1)
         crashed = session.stats(Task, Task.id == 7)
-        assert [task.id for task in session.find(Task, hung(Task))] == [7, 8]
-        assert session.stats(Task, hung(Task)).counts == {**dict.fromkeys(Status, 0), "running": 2}
+        assert [task.id for task in session.find(Task, abandoned(Task))] == [7, 8]
+        assert session.stats(Task, abandoned(Task)).counts == {**dict.fromkeys(Status, 0), "running": 2}
     assert (found.counts, found.total, found.unfinished) == (stats.counts, 12, 8)
-    assert (found.hung, stats.hung, found.claimable, found.overdue) == (2, 2, 5, 2)
+    assert (found.abandoned, stats.abandoned, found.claimable, found.overdue) == (2, 2, 5, 2)
     assert (found.finished_last_minute, found.finished_last_hour) == (2, 3)
     assert 2 * HOUR <= found.oldest_claimable < 2 * HOUR + MINUTE
     assert 4 * HOUR <= found.oldest_running < 4 * HOUR + MINUTE
@@ -73,7 +73,7 @@ def test_overview(db: Database) -> None:
     assert 40 * MINUTE <= some.oldest_claimable < 41 * MINUTE
     assert 10 * MINUTE <= waiting.oldest_claimable < 11 * MINUTE
     assert waiting.oldest_running is None
-    assert (crashed["running"], crashed.hung) == (1, 1)
+    assert (crashed["running"], crashed.abandoned) == (1, 1)
 
 
 def test_overview_of_an_empty_queue_and_of_later_tasks(db: Database) -> None:
@@ -96,7 +96,7 @@ def test_counting_ends_at_the_cap_and_reports_it(db: Database, model: Any) -> No
     assert exact.capped == everything.capped == frozenset()
     assert (exact["completed"], exact["discarded"], exact.total, exact.finished_last_hour) == (4, 1, 10, 4)
     assert (everything.counts, everything.claimable, everything.finished_last_minute) == (exact.counts, 5, 4)
-    unfinished = {"scheduled", "retryable", "running", "hung", "overdue", "claimable", "unfinished", "total"}
+    unfinished = {"scheduled", "retryable", "running", "abandoned", "overdue", "claimable", "unfinished", "total"}
     ages = {"oldest_claimable", "oldest_running"}
     final = {"completed", "cancelled", "discarded", "finished_last_minute", "finished_last_hour"}
     assert limited.capped == unfinished | ages | final
@@ -201,8 +201,8 @@ def test_stats_by_a_column(db: Database) -> None:
         running = session.stats_by(Mail, Mail.topic, Mail.status == "running")
         assert session.stats_by(Letter, Letter.recipient) == {}
     assert list(found) == ["billing", "news"]
-    assert (found["billing"]["available"], found["billing"].total, found["billing"].hung) == (1, 1, 0)
-    assert (found["news"]["available"], found["news"]["running"], found["news"].hung) == (2, 2, 1)
+    assert (found["billing"]["available"], found["billing"].total, found["billing"].abandoned) == (1, 1, 0)
+    assert (found["news"]["available"], found["news"]["running"], found["news"].abandoned) == (2, 2, 1)
     assert found["news"].counts == {**dict.fromkeys(Status, 0), "available": 2, "running": 2}
     assert (list(running), running["news"].total) == (["news"], 2)
 

@@ -34,7 +34,7 @@ from sqlqueue import (
     Status,
     TopicMixin,
     WorkerInfo,
-    hung,
+    abandoned,
     utcnow,
 )
 
@@ -129,7 +129,7 @@ def sets(session: QueueSession) -> None:
     assert_type(session.stats_by(Letter, Letter.topic, Letter.id > 7), dict[str, QueueStats])
     assert_type(session.stats_by(Email, Email.claimed_by), dict[str | None, QueueStats])
     session.stats_by(Email, "topic")  # type: ignore[arg-type]
-    assert_type(session.overview(Email, hung(Email)), QueueOverview)
+    assert_type(session.overview(Email, abandoned(Email)), QueueOverview)
     assert_type(session.timeline(Email, Email.id == 7, bucket=MINUTE), list[Bucket])
     assert_type(session.stats(Email).counts, Mapping[Status, int])
     assert_type(session.stats(Email)["running"], int)

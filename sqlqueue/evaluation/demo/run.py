@@ -115,7 +115,7 @@ def _watched(processes: Sequence[DemoWorker], Session: sessionmaker[QueueSession
             if stats != last:
                 last, moved = stats, time.monotonic()
             elif time.monotonic() > moved + _LEASE:
-                session.rescue(File)  # discards hung files that have used up their attempts
+                session.rescue(File)  # discards abandoned files that have used up their attempts
         yield stats
         if not stats.unfinished:
             return
