@@ -36,7 +36,7 @@ from .history import (
 from .paging import find
 from .reactivating import rerun, retry, run_now
 from .recording import brief, spoken
-from .schedules import DeclaredSchedules, declare_schedules, reschedule, unschedule
+from .schedules import DeclaredSchedules, RecurringTask, declare_schedules, recurring_tasks, reschedule, unschedule
 from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import CAP, QueueOverview, QueueStats, abandoned, overview, stats, stats_by
 from .upkeep import promote

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Column, Row, Select, and_, insert, null, or_, select
+from sqlalchemy import Column, Row, Select, and_, insert, literal_column, null, or_, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import SQLCoreOperations
 
@@ -21,9 +23,9 @@ from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import overwrite_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
-from ..queue.schedules import Schedule, is_same, parse, text_of
+from ..queue.schedules import Missed, Schedule, is_same, next_run, parse, text_of, zone_of
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import Assignment, is_final, is_held, only, utcnow
+from ..sql import Assignment, UTCDateTime, is_final, is_held, only, representable, utcnow
 from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
@@ -105,6 +107,107 @@ def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
     if not spec.recurs:
         raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")
     return spec
+
+
+# -- reads recurring tasks with their last and next runs, for operators ------------------------------------------------
+
+RUNS = 3
+"""The maximum number of next runs that are returned."""
+_READ = ("status", "schedule", "drift", "claimed_at", "scheduled_for", "available_at", "error")
+_OPTIONAL = ("unique_key", "former_key", "task", "topic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurringTask:
+    """A task with a schedule, and its runs."""
+
+    identity: Identity
+    """Its primary key."""
+    unique_key: str | None
+    """The ``unique_key`` that it has, or had before it was stopped; ``None`` without :class:`.UniqueMixin`."""
+    function: str | None
+    """The name of the function that it calls; ``None`` without :class:`.JobMixin`."""
+    topic: str | None
+    """Its topic; ``None`` without :class:`.TopicMixin`."""
+    status: str
+    schedule: str
+    """The stored text, which another program may have written."""
+    last_run: datetime | None
+    """When its last attempt began; ``None`` before the first one."""
+    next_runs: tuple[datetime, ...]
+    """The next times at which it is due, at most three; none for a task that has ended.  Fewer if this host cannot
+    evaluate the schedule."""
+    error: str | None
+    """The error of the last run, if that failed."""
+
+    @property
+    def zone(self) -> tzinfo:
+        """The time zone of its schedule; UTC for an interval, and if this host does not know it."""
+        return zone_of(self.schedule)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has no further run."""
+        return self.status in _FINAL
+
+
+def recurring_tasks(
+    session: AnySession, entity: type[QueueMixin], *where: Where, first: int | None = None
+) -> tuple[list[RecurringTask], bool]:
+    """Return tasks with a schedule that satisfy ``where``, in the order of their primary keys, and whether there may be
+    more.
+
+    ``first``: how many rows are read, the lowest primary keys first, because no index finds tasks with a schedule; all
+    by default.  Locks nothing.  Raises :class:`.ArgumentError` if tasks of ``entity`` cannot recur.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    rows = open_(session, spec).rows
+    shown = [*_READ, *(role for role in _OPTIONAL if role in spec.columns)]
+    columns = (spec[role] for role in shown)
+    values = (representable(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
+    named = [each.label(role) for role, each in zip(shown, values, strict=True)]
+    keys = [column.label(f"key_{place}") for place, column in enumerate(spec.primary_key)]
+    chosen = only(spec, *within(session, spec, where))
+    read = select(*keys, *named, utcnow().label("now")).where(chosen).order_by(*spec.primary_key)
+    some = read.limit(first).subquery("some")
+    statement = select(some).where(some.c.schedule.is_not(None)).order_by(*(some.c[each.name] for each in keys))
+    found = rows.execute(session, spec, statement).all()
+    width = len(keys)
+    tasks = [_recurring_task(spec, tuple(row[:width]), dict(row._mapping)) for row in found]
+    beyond: Select[Any] = (
+        select(literal_column("1")).where(chosen).order_by(*spec.primary_key).offset(first or 0).limit(1)
+    )
+    is_cut = first is not None and rows.execute(session, spec, beyond).first() is not None
+    return tasks, is_cut
+
+
+def _recurring_task(spec: QueueSpec, identity: Identity, row: Mapping[str, Any]) -> RecurringTask:
+    return RecurringTask(
+        identity=identity,
+        unique_key=row.get("unique_key") or row.get("former_key"),
+        function=row.get("task"),
+        topic=row.get("topic"),
+        status=row["status"],
+        schedule=row["schedule"],
+        last_run=row["claimed_at"],
+        next_runs=tuple(islice(_next_runs(spec.options.missed, row), RUNS)),
+        error=row["error"],
+    )
+
+
+def _next_runs(missed: Missed, row: Mapping[str, Any]) -> Iterator[datetime]:
+    """Yield the times at which a task is due, as far as this host can evaluate its schedule."""
+    if row["status"] in _FINAL:
+        return
+    with suppress(ArgumentError):  # another program may have stored an invalid schedule
+        moment = row["available_at"]
+        if row["status"] == Status.RUNNING:
+            planned = row["scheduled_for"] or row["claimed_at"] or row["now"]
+            moment = next_run(row["schedule"], planned, row["now"], drift=bool(row["drift"]), missed=missed)
+        while True:
+            yield moment
+            moment = parse(row["schedule"]).after(moment)
 
 
 # -- a validated declaration of recurring tasks: the key that identifies them, and their values -----------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -177,6 +177,15 @@ def is_same(stored: str, declared: str) -> bool:
         return parse(stored) == parse(declared)
     except ArgumentError:  # other programs may have stored anything
         return False
+
+
+def zone_of(text: str) -> tzinfo:
+    """Return the time zone of a stored schedule: UTC for an interval, and for what this host cannot evaluate."""
+    try:
+        schedule = parse(text)
+    except ArgumentError:
+        return UTC
+    return _zone(schedule.timezone) if isinstance(schedule, Cron) else UTC
 
 
 def _zone(name: str) -> ZoneInfo:
