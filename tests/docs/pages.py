@@ -17,6 +17,12 @@ def blocks(page: Path) -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in BLOCK.finditer(text)]
 
 
+def files(page: Path) -> dict[str, str]:
+    """Return the blocks that a reader saves, by the name of the file, which is in the first line of each."""
+    found = (re.match(r"\n*# (\w+\.py)\n", block) for block in blocks(page))
+    return {match[1]: match.string for match in found if match}
+
+
 def name(page: Path) -> str:
     return page.relative_to(PROJECT).as_posix()
 

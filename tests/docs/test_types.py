@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import WITH_CODE, blocks, name
+from tests.docs.pages import files as saved
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("documented")
     for page in WITH_CODE:
+        for file, text in saved(page).items():
+            (directory / file).write_text(text.lstrip(), encoding="utf-8")
+        if saved(page):
+            continue
         module = re.sub(r"\W+", "_", name(page).removesuffix(".md")).lower()
         (directory / f"{module}.py").write_text("\n".join(map(str.lstrip, blocks(page))), encoding="utf-8")
     return directory

@@ -24,7 +24,7 @@ def environment(**variables: str) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
 
 
-def run(example: str, *command: str, **variables: str) -> str:
+def run(example: str | Path, *command: str, **variables: str) -> str:
     """Run a Python command in the folder of the example to its end; return its output."""
     ended = subprocess.run(
         [sys.executable, *command],
@@ -40,7 +40,7 @@ def run(example: str, *command: str, **variables: str) -> str:
 
 
 @contextmanager
-def running(example: str, *command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def running(example: str | Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run a Python command in the folder of the example during the block. It gets SIGTERM at the end, and must then
     exit."""
     process = subprocess.Popen(
