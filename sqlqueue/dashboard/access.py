@@ -26,6 +26,7 @@ from ..dialects.base import Adapter
 from ..operations.filtering import column
 from ..operations.paging import Damaged
 from ..queue.spec import Identity, QueueSpec, spec_of
+from .rendering import told
 
 # -- checks of each request before a page handles it: permission, the same origin for writes, and strict headers ------
 
@@ -141,6 +142,11 @@ class Action(StrEnum):
     """Make workers exit as on SIGTERM."""
     SET_CONCURRENCY = "set-concurrency"
     """Change how many calls of each handler workers run at a time."""
+
+    @property
+    def label(self) -> str:
+        """The text of its buttons."""
+        return "Run again" if self is Action.RERUN else self.value.replace("-", " ").capitalize()
 
 
 ON_TASKS = frozenset({Action.RETRY, Action.RERUN, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})
@@ -277,16 +283,19 @@ class Exposure:
         """Return the queue's columns of ``task``, by role, without those that hold the application's data."""
         return {role: getattr(task, name) for role, name in spec.attributes.items() if role not in DATA}
 
-    def named(self, spec: QueueSpec, task: object, cut: Mapping[str, Any], longest: int) -> dict[str, str | None]:
+    def named(
+        self, spec: QueueSpec, task: object, cut: Mapping[str, Any], longest: int, *, indent: int | None = None
+    ) -> dict[str, str | None]:
         """Return the columns that the application names, by attribute, redacted, and as text of at most ``longest``
-        characters.  ``cut``: what :meth:`texts` has read for ``task``."""
+        characters.  ``cut``: what :meth:`texts` has read for ``task``; ``indent``: that of JSON."""
         names = self.columns.get(spec.entity, ())
         values = {name: cut[name] if name in cut else getattr(task, name) for name in names}
         if self.redact is not None and isinstance(task, Damaged):  # the application's function expects a task
             values = dict.fromkeys(names, "(its row cannot be read)")
         elif self.redact is not None:
             values = {name: self.redact(task, name, value) for name, value in values.items()}
-        return {name: None if value is None else shortened(str(value), longest) for name, value in values.items()}
+        texts = {name: None if value is None else told(value, indent) for name, value in values.items()}
+        return {name: None if text is None else shortened(text, longest) for name, text in texts.items()}
 
     def loading(self, spec: QueueSpec, roles: Collection[str]) -> ExecutableOption:
         """Return the option to load what pages show of a task: the queue's columns ``roles``, and those columns that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qsl, quote
@@ -26,6 +26,8 @@ from .site import CAP, THEME, THEMES, Change, links_of, respond, site_of, viewer
 
 logger = logger_of("sqlqueue.dashboard")
 LONGEST_NAME = 128
+FEW = 5
+"""The maximum number of tasks or workers that a log line names."""
 
 
 async def confirm(request: Request) -> Response:
@@ -126,17 +128,18 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
 def _action_text(what: RequestedAction) -> str:
     name = what.spec.entity.__name__
     if what.action not in ON_TASKS:
-        told = {key: text for key, text in what.texts.multi_items() if text}
-        return readable(f"{what.action} {name}: {told}")
-    tasks = f"{', '.join(what.keys[:5])}{' …' if len(what.keys) > 5 else ''}" if what.keys else f"{what.filter.query}"  # noqa: PLR2004
+        return readable(f"{what.action} {name}: {_pairs(what.texts.multi_items())}")
+    some = f"{', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"
+    tasks = some if what.keys else f"where {_pairs(what.filter.query.items())}" if what.filter.query else "all"
     reason = f": {what.text('reason')}" if what.text("reason") else ""
-    return readable(f"{what.action} {name} {tasks or 'all'}{reason}")
+    return readable(f"{what.action} {name} {tasks}{reason}")
+
+
+def _pairs(texts: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{key} = {text}" for key, text in texts if text)
 
 
 # -- commands for workers, which are confirmed, checked for permission and logged like actions on queues --------------
-
-FEW = 5
-"""The maximum number of worker names in a log line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,10 @@ TIMES = 200
 time."""
 LONGEST = 15.0
 """The longest time, in seconds, for which a snapshot is kept because it took long to read."""
+RECENT = 15.0
+"""The time after a change, in seconds, in which its effects are watched: snapshots are kept more briefly."""
+_BRIEFLY = 6
+"""How many times as briefly."""
 
 
 @dataclass(slots=True)
@@ -84,11 +88,12 @@ class Snapshots:
         self._kept: dict[Hashable, _Snapshot] = {}
         self._underway: dict[Hashable, asyncio.Task[Any]] = {}
         self._changes = 0
+        self._changed_at = -RECENT
 
     async def get(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
         """Return what ``read`` returned at most ``lifetime`` seconds ago, or call it.  Failures are not kept.
 
-        A result that took long to read is used for up to :data:`LONGEST` seconds.
+        A result that took long to read is used for up to :data:`LONGEST` seconds, except soon after a change.
         """
         snapshot = self._kept.get(key)
         if snapshot is not None and snapshot.until > time.monotonic():
@@ -101,6 +106,7 @@ class Snapshots:
     def forget(self) -> None:
         """Drop all snapshots, because something has changed."""
         self._changes += 1
+        self._changed_at = time.monotonic()
         self._kept.clear()
         self._underway.clear()
 
@@ -114,7 +120,10 @@ class Snapshots:
         if self._changes != before:
             return value
         now = time.monotonic()
-        self._keep(key, _Snapshot(value, now + max(lifetime, min((now - began) * TIMES, LONGEST)), len(repr(value))))
+        until = now + max(lifetime, min((now - began) * TIMES, LONGEST))
+        if now - self._changed_at < RECENT:
+            until = now + max(lifetime / _BRIEFLY, now - began)
+        self._keep(key, _Snapshot(value, until, len(repr(value))))
         return value
 
     def _keep(self, key: Hashable, snapshot: _Snapshot) -> None:

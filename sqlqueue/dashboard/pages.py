@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from .. import operations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
+from ..lifecycle.kind import Cause
 from ..model.companions import history_of, worker_table
 from ..operations import ErrorGroup, Explanation, Limit, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
 from ..operations.filtering import identity
@@ -30,8 +31,8 @@ from ..worker import HAS_PROMETHEUS, TEXT
 from .access import CELL, LONGEST, Exposure
 from .charts import DAY, HOUR, Chart, Period, chart_of
 from .rendering import first_line
-from .requests import Filter, cursor, position
-from .site import CAP, LIFETIME, Site, respond, site_of
+from .requests import Filter, cursor, position, possible
+from .site import CAP, LIFETIME, Site, respond, site_of, viewer_of
 
 # -- the page of all queues -------------------------------------------------------------------------------------------
 
@@ -167,8 +168,16 @@ async def show_task(request: Request) -> Response:
     detail = await site.read(("task", spec, key), lambda session: _read_task(session, site.exposure, spec, key), spec)
     if detail is None:
         raise HTTPException(404, "There is no such task: it was deleted or never existed.")
+    abandoned = any(reason.cause is Cause.LEASE_EXPIRED for reason in detail.why.reasons)
     return respond(
-        request, "task.html", spec=spec, name=spec.table.fullname, task=detail, rest=_rest(detail.own), times=TIMES
+        request,
+        "task.html",
+        spec=spec,
+        name=spec.table.fullname,
+        task=detail,
+        actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
+        rest=_rest(detail.own),
+        moments=TIMES,
     )
 
 
@@ -189,7 +198,7 @@ def _read_task(session: Session, exposure: Exposure, spec: QueueSpec, key: Ident
     return Detail(
         key=key_text(key),
         own=exposure.own(spec, task),
-        named=exposure.named(spec, task, cut.get(key, {}), LONGEST),
+        named=exposure.named(spec, task, cut.get(key, {}), LONGEST, indent=2),
         link=exposure.link_to(task),
         why=operations.why(session, claim),
         past=operations.history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .._support.texts import key_text, readable
 from ..operations import QueueStats
+from ..queue.options import FINAL, Status
+from ..sql import NEVER
 
 _DAY, _HOUR, _MINUTE = 86_400, 3_600, 60
 _SHORT = 120
@@ -71,6 +78,79 @@ def moment(value: datetime | str | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S}Z")
 
 
+def ago(value: datetime | str | None, now: datetime) -> Markup:
+    """Return a time relative to ``now``; or the text that says why it cannot be read."""
+    if not isinstance(value, datetime):
+        return moment(value)
+    if value >= NEVER:  # of rows from before the table became a queue
+        return Markup("never")
+    distance = _distance(value, now)
+    text = "now" if distance == NOW else f"{distance} ago" if value <= now else f"in {distance}"
+    return _titled(value, text)
+
+
+def since(own: Mapping[str, Any], now: datetime) -> Markup:
+    """Return how long a task has been in its state, when it will leave it, or when it ended; ``own``: the queue's
+    columns, by role."""
+    status, due, claimed, ended = (own[role] for role in ("status", "available_at", "claimed_at", "finished_at"))
+    is_due = isinstance(due, datetime) and due <= now
+    if status in FINAL:
+        return ago(ended, now) if ended is not None else Markup("")
+    if status == Status.RUNNING:
+        taken = _titled(claimed, f"for {_distance(claimed, now)}") if isinstance(claimed, datetime) else Markup("")
+        ended = (
+            Markup(' <span class="bad">abandoned: its lease ended {}</span>').format(ago(due, now)) if is_due else ""
+        )
+        return taken + ended
+    if status == Status.AVAILABLE and is_due:
+        return _titled(due, f"for {_distance(due, now)}")
+    return Markup("due {}").format(ago(due, now))
+
+
+NOW = "now"
+
+
+def _distance(value: datetime, now: datetime) -> str:
+    seconds = abs(now - value)
+    return NOW if seconds < timedelta(seconds=1) else span(seconds)
+
+
+def _titled(value: datetime, text: str) -> Markup:
+    at = Markup('<time datetime="{}" title="{}">{}</time>')
+    return at.format(value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S} UTC", text)
+
+
+def told(value: object, indent: int | None = None) -> str:
+    """Return a value of a column as text: structures as JSON, others as people write them; never as Python code."""
+    plain = _plain(value)
+    if not isinstance(plain, (Mapping, list, tuple)):
+        return str(plain)
+    try:
+        return json.dumps(plain, ensure_ascii=False, indent=indent, default=_plain)
+    except (TypeError, ValueError):  # e.g. keys that are not text
+        return str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that is text, or that JSON can contain."""
+    plain: Any = value
+    if isinstance(value, bool):
+        plain = str(value).lower()
+    elif isinstance(value, Enum):
+        plain = str(value.value)
+    elif isinstance(value, bytes):
+        plain = f"0x{value.hex()}"
+    elif isinstance(value, AbstractSet):
+        plain = sorted(map(told, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        plain = asdict(value)
+    elif hasattr(value, "model_dump"):  # Pydantic's models
+        plain = value.model_dump(mode="json")
+    elif not isinstance(value, (Mapping, list, tuple)):
+        plain = "" if value is None else str(value)
+    return plain
+
+
 def first_line(value: str | None) -> str:
     """Return the beginning of an error."""
     line = (value or "").partition("\n")[0]
@@ -93,5 +173,6 @@ templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-templates.filters.update(span=span, moment=moment, first_line=first_line, badge=badge, key=key_text)
+templates.filters.update(span=span, moment=moment, ago=ago, since=since, told=told)
+templates.filters.update(first_line=first_line, badge=badge, key=key_text)
 templates.globals.update(figure=figure)

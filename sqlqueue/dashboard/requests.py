@@ -23,13 +23,33 @@ from ..operations.paging import Position
 from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from .access import ON_QUEUES, ON_TASKS, Action
+from .access import ON_QUEUES, ON_TASKS, Action, Viewer
 from .site import site_of, viewer_of
 
 # -- an action as requested by a URL or a form ------------------------------------------------------------------------
 
 MAX_KEYS = 500
 """The maximum number of tasks selected one by one: pages show fewer, and SQLite could not compare many more."""
+
+
+CHANGES: Mapping[Action, MassChange] = {
+    Action.RETRY: RETRY,
+    Action.RERUN: RERUN,
+    Action.RUN_NOW: RUN_NOW,
+    Action.CANCEL: CANCEL,
+    Action.DISCARD: discarding("discarded in the dashboard"),
+}
+"""The actions on tasks, in the order of their buttons."""
+
+
+def possible(viewer: Viewer, status: str | None, *, abandoned: bool) -> list[Action]:
+    """Return the actions that a viewer may perform and that change tasks with this status, or with any if it is
+    ``None``."""
+    return [
+        action
+        for action, change in CHANGES.items()
+        if action in viewer.may and (status is None or status in change.states or (abandoned and change.abandoned))
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +81,8 @@ class RequestedAction:
     @property
     def change(self) -> MassChange:
         """The change that an action makes to tasks."""
-        changes = {Action.RETRY: RETRY, Action.RERUN: RERUN, Action.RUN_NOW: RUN_NOW, Action.CANCEL: CANCEL}
-        return changes.get(self.action) or discarding(self.text("reason") or "discarded in the dashboard")
+        reason = self.text("reason")
+        return discarding(reason) if self.action is Action.DISCARD and reason else CHANGES[self.action]
 
 
 def permitted(request: Request, actions: Container[Action]) -> Action:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,7 +25,7 @@ from ..dialects import adapter_for
 from ..operations import Batch
 from ..queue.spec import QueueSpec
 from .access import Action, Exposure, Viewer
-from .data import SessionRunner, Snapshots
+from .data import RECENT, SessionRunner, Snapshots
 from .rendering import templates
 
 # -- changes to many tasks, which run in this process, in batches that each commit. Pages show their progress ---------
@@ -52,6 +53,13 @@ class Change:
     state: Literal["running", "done", "stopped", "failed"] = "running"
     stop: bool = False
     """Whether to stop after the current batch."""
+    ended_at: float = field(default_factory=time.monotonic)
+    """When it ended, or its last batch; by the clock of this process."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is running or has ended just now, so that pages refresh sooner than usual."""
+        return self.state == "running" or time.monotonic() - self.ended_at < RECENT
 
 
 class Changes:
@@ -161,6 +169,7 @@ class Site:
             change.state = "failed"
             logger.exception("%s: %s failed after %d tasks", by, change.what, change.changed)
         finally:
+            change.ended_at = time.monotonic()
             self.snapshots.forget()
         logger.info("%s: %s: %s, %d tasks changed", by, change.what, change.state, change.changed)
 

@@ -51,6 +51,19 @@ def test_what_took_long_to_read_is_kept_longer() -> None:
     assert run(look) == [1, 1]
 
 
+def test_soon_after_a_change_pages_follow_its_effects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may run a task right after an action: a result from before that is not shown for long."""
+    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 1e9)
+    monkeypatch.setattr("sqlqueue.dashboard.data.LONGEST", 3_600)
+
+    async def look(kept: Snapshots, source: Source) -> None:
+        kept.forget()
+        while await kept.get("figures", source.slowly, 0) == 1:
+            await asyncio.sleep(0.01)
+
+    run(lambda kept, source: asyncio.wait_for(look(kept, source), 60))
+
+
 @pytest.mark.parametrize("bound", ["TIMES", "LONGEST"])
 def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"sqlqueue.dashboard.data.{bound}", 0)
