@@ -521,7 +521,7 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
 
 def channel_of(spec: QueueSpec) -> str:
     """Return the name of a queue's notifications, which is its table's."""
-    return spec.table.fullname
+    return spec.name
 
 
 def subscribe(names: Iterable[str], callback: Callback) -> Callable[[], None]:

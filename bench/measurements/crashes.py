@@ -140,13 +140,13 @@ def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) 
 
 
 def judge(engine: Engine, log: str, from_supervisor: float, from_poison: float) -> Figures:
-    suspected = Counter(re.findall(r"(Task \S+) is suspected", log))
+    suspected = Counter(re.findall(r"(task \S+) is suspected", log))
     with engine.connect() as connection:
         rows = list(connection.execute(select(Task.__table__)))
         done = Counter(connection.scalars(select(Ledger.task_id)))
     (poison,) = (row for row in rows if row.name.startswith(POISON))
     innocents = [row for row in rows if row.id != poison.id]
-    charged = [n for name, n in suspected.items() if name.rstrip(":") != f"Task {poison.id}"]
+    charged = [n for name, n in suspected.items() if name.rstrip(":") != f"task {poison.id}"]
     return Figures(
         dead=sum(row.status == "discarded" for row in innocents),
         charged=max(charged, default=0),

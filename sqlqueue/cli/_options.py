@@ -86,7 +86,7 @@ Queue = Annotated[
         "--queue",
         "-q",
         metavar="NAME",
-        help="The name of the queue's model or table, if there are several.",
+        help="The name of the queue, which is its table's, or of its model; required if there are several.",
     ),
 ]
 
@@ -108,7 +108,7 @@ class Queues:
         if not found:
             raise refusal(f"{names_of(every)} holds the slots of limits, not tasks: name the model with the limits")
         name = self.queue
-        chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
+        chosen = [spec for spec in found if name in (None, spec.name, spec.table.name, spec.name)]
         if not chosen:
             raise refusal(f"there is no queue {name} in {self.target}; its queues are {names_of(found)}")
         return chosen
@@ -127,7 +127,7 @@ class Queues:
 
 
 def names_of(specs: Iterable[QueueSpec]) -> str:
-    return ", ".join(spec.entity.__name__ for spec in specs)
+    return ", ".join(spec.name for spec in specs)
 
 
 # -- the options that select tasks ------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def _moment(value: datetime) -> str:
 
 def tasks(number: int, spec: QueueSpec) -> str:
     """Return a phrase such as ``3 tasks of Email``."""
-    return f"{number} task{'s' * (number != 1)} of {spec.entity.__name__}"
+    return f"{number} task{'s' * (number != 1)} of {spec.name}"
 
 
 def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:

@@ -155,7 +155,7 @@ class ConfirmedChange:
             raise
         if as_json:
             done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
-            print_json({"queue": self.spec.table.fullname, "action": self.verb, **done})
+            print_json({"queue": self.spec.name, "action": self.verb, **done})
         else:
             say(self._told(totals))
             if not totals.changed and self.named:
@@ -193,7 +193,7 @@ class ConfirmedChange:
         if not found:
             return "There is no such task."
         states = ", ".join(f"{stats[status]} {status}" for status in found)
-        hints = [_HINTS[status].format(table=self.spec.table.fullname) for status in found]
+        hints = [_HINTS[status].format(table=self.spec.name) for status in found]
         affected = ", ".join([*self.affected, *(["abandoned"] if self.abandoned else [])])
         return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
@@ -358,7 +358,7 @@ def prune(
         _prune_history(queues.url, spec, older_than, limit, adopted=adopted, yes=yes, as_json=as_json)
         return
     if older_than is None and (adopted or not spec.options.prunes):
-        reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
+        reason = "--adopted has no default age" if adopted else f"{spec.name} has no retention"
         raise refusal(f"{reason}: use --older-than")
     delete = partial(operations.prune, entity=spec.entity, older_than=older_than, adopted=adopted)
     ConfirmedChange(
@@ -404,7 +404,7 @@ def _prune_history(
     number, more = min(found, limit or found), found == CAP and (limit is None or limit > CAP)
     if number > 1:
         many = f"{'at least ' if more else ''}{_attempts(number)}"
-        confirm(f"delete {many} at tasks of {spec.entity.__name__}", yes=yes)
+        confirm(f"delete {many} at tasks of {spec.name}", yes=yes)
     totals = BatchTotals()
     if number:
         delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
@@ -412,10 +412,10 @@ def _prune_history(
         in_transactions(url, batches, totals, what="prune", total=None if more else number)
     if as_json:
         done = {"attempts": totals.changed, "stopped": totals.stopped}
-        print_json({"queue": spec.table.fullname, "action": "prune", **done})
+        print_json({"queue": spec.name, "action": "prune", **done})
     else:
         number = totals.changed
-        told = f"{_attempts(number)} at tasks of {spec.entity.__name__}"
+        told = f"{_attempts(number)} at tasks of {spec.name}"
         say(f"{told} {'is' if number == 1 else 'are'} deleted.")
     if totals.stopped:
         raise typer.Exit(STOPPED)

@@ -51,7 +51,7 @@ def limits(queues: Queues, *, as_json: AsJson = False) -> None:
     if as_json:
         print_json([_limit_facts(*row) for row in rows])
     elif rows:
-        shown = [[spec.entity.__name__, each.limit, each.running, each.key] for spec, each in rows]
+        shown = [[spec.name, each.limit, each.running, each.key] for spec, each in rows]
         print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
     else:
         say(f"No limit_key of {names_of(specs)} has been used yet.")
@@ -77,22 +77,23 @@ def set_limit(queues: Queues, key: Key, number: Places, yes: Yes = False, as_jso
         raise refusal(f"{queues.target} has {len(others) + 1} queues with limits: use --queue with one of {names}")
     before = queues.transact(lambda session: _limit_of(session, spec, key))
     if number == 0 and (before is None or before.limit):
-        confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
+        confirm(f"stop all tasks of {spec.name} with the key {key!r}", yes=yes)
     elif before is None:
-        confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
+        confirm(f"set a limit for {key!r}, a key that no task of {spec.name} has used yet", yes=yes)
     after = queues.transact(lambda session: _change_limit(session, spec, key, number))
     if as_json:
         print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
     else:
         was = "" if before is None else f" (it was {before.limit})"
-        say(f"{spec.entity.__name__}, key {key}: the limit is {after.limit}{was}, {after.running} running.")
+        say(f"{spec.name}, key {key}: the limit is {after.limit}{was}, {after.running} running.")
 
 
 def _limited(queues: Queues) -> list[QueueSpec]:
     found = queues.chosen
     limited = [spec for spec in found if spec.is_limited]
     if not limited:
-        raise refusal(f"the queues have no limits: derive {names_of(found)} from LimitMixin")
+        models = ", ".join(spec.name for spec in found)
+        raise refusal(f"the queues have no limits: derive {models} from LimitMixin")
     return limited
 
 
@@ -106,7 +107,7 @@ def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
 
 
 def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
-    return {"queue": spec.table.fullname, **facts(found, "key", "limit", "running")}
+    return {"queue": spec.name, **facts(found, "key", "limit", "running")}
 
 
 # -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------
@@ -165,18 +166,18 @@ def _change_pause(
         lambda session: (change(session, spec.entity), operations.paused(session, spec.entity))
     )
     if as_json:
-        print_json({"queue": spec.table.fullname, "topic": topic, "changed": changed, "paused": pauses(found)})
+        print_json({"queue": spec.name, "topic": topic, "changed": changed, "paused": pauses(found)})
         return
     for each in found:
         say(_pause_text(spec, each))
     if not found:
-        say(f"{spec.entity.__name__} is not paused.")
+        say(f"{spec.name} is not paused.")
     if not changed:
         say(otherwise)
 
 
 def _pause_text(spec: QueueSpec, found: Pause) -> str:
-    what = spec.entity.__name__ if found.topic is None else f"{spec.entity.__name__}, topic {found.topic},"
+    what = spec.name if found.topic is None else f"{spec.name}, topic {found.topic},"
     why = f": {found.reason}" if found.reason else ""
     return readable(f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}.")
 
@@ -250,7 +251,7 @@ def workers(
     if told == 0 and worker is not None:
         raise refusal(f"no live worker is called {worker}")
     found, unserved = transact(url, lambda s: (operations.workers(s, base), operations.unserved(s, base)))
-    tables = [model.__queue_spec__.table.fullname for model in unserved]
+    tables = [model.__queue_spec__.name for model in unserved]
     if as_json:
         facts = {"workers": [_worker_facts(each) for each in found], "unserved": tables}
         print_json(facts if told is None else {**facts, "told": told})

@@ -32,7 +32,7 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
     present = _present(each for _, each, _ in found)
     rows = [
         [
-            spec.entity.__name__,
+            spec.name,
             *_numbers(each, present),
             _at_least(_whole(each.oldest_claimable), "oldest_claimable", each),
             _at_least(each.finished_last_hour, "finished_last_hour", each),
@@ -44,12 +44,12 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
     for spec, each, _ in found:
         for name, waiting in each.unserved_functions.items():
             say(
-                f"{spec.entity.__name__}: no worker seems to have the function {name} registered; its calls have been "
+                f"{spec.name}: no worker seems to have the function {name} registered; its calls have been "
                 f"waiting for {_whole(waiting)}."
             )
         for status, number in each.unknown.items():
             say(
-                f"{spec.entity.__name__}: {number:,} {'row has' if number == 1 else 'rows have'} the status {status!r},"
+                f"{spec.name}: {number:,} {'row has' if number == 1 else 'rows have'} the status {status!r},"
                 " which sqlqueue does not know: no claim finds them."
             )
     if any(each.capped for _, each, _ in found):
@@ -58,7 +58,7 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
 
 def _queue_figures(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
     return {
-        "queue": spec.table.fullname,
+        "queue": spec.name,
         "model": f"{spec.entity.__module__}.{spec.entity.__qualname__}",
         **_counts(found),
         **facts(found, "claimable", "overdue", "oldest_claimable", "oldest_running"),
@@ -287,7 +287,7 @@ def errors(
             order = "" if found[0].attempts else " by primary key"
             say(f"+ means at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")
     else:
-        say(f"{spec.entity.__name__} has no such errors.")
+        say(f"{spec.name} has no such errors.")
 
 
 def _count(group: ErrorGroup) -> object:

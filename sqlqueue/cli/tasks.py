@@ -152,7 +152,7 @@ def list_tasks(
     elif found:
         print_tasks(spec, found, wanted)
     else:
-        say(f"{spec.entity.__name__} has no such tasks.")
+        say(f"{spec.name} has no such tasks.")
 
 
 def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
@@ -179,7 +179,7 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
         print_table(["", ""], [*shown.items()], keeps_lines=True)
         _print_past(past or ())
     else:
-        say(f"There is no {spec.entity.__name__} {key}.")
+        say(f"There is no {spec.name} {key}.")
 
 
 def why(queues: Queues, key: Key, as_json: AsJson = False) -> None:
@@ -200,7 +200,7 @@ def why(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     if as_json:
         print_json(
             {
-                "queue": spec.table.fullname,
+                "queue": spec.name,
                 "key": key_text(found.identity),
                 "status": found.status,
                 "at": found.at,
@@ -208,7 +208,7 @@ def why(queues: Queues, key: Key, as_json: AsJson = False) -> None:
             }
         )
     else:
-        say(f"{spec.entity.__name__} {key_text(found.identity)}, {found.status or 'missing'}:")
+        say(f"{spec.name} {key_text(found.identity)}, {found.status or 'missing'}:")
         for reason in found.reasons:
             say(f"  - {readable(reason.text)}")
 
@@ -247,7 +247,7 @@ def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
     roles = set(spec.attributes.values())
     own = [prop.key for prop in spec.mapper.column_attrs if prop.key not in roles]
     return {
-        "queue": spec.table.fullname,
+        "queue": spec.name,
         "key": key_text(key_of(spec, task)),
         **{role: getattr(task, name) for role, name in spec.attributes.items()},
         "columns": {name: getattr(task, name) for name in own},

@@ -38,7 +38,7 @@ async def confirm(request: Request) -> Response:
         request,
         "confirm.html",
         what=what,
-        name=what.spec.table.fullname,
+        name=what.spec.name,
         number=number,
         parts=parts,
         is_capped=is_capped,
@@ -112,7 +112,7 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
 
 def _back(request: Request, what: RequestedAction, change: str | None = None) -> str:
     """Return the page to which an action redirects: never a URL from the request."""
-    link, name = links_of(request), what.spec.table.fullname
+    link, name = links_of(request), what.spec.name
     match what.action:
         case Action.SET_LIMIT:
             return link("limits")
@@ -126,7 +126,7 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
 
 
 def _action_text(what: RequestedAction) -> str:
-    name = what.spec.entity.__name__
+    name = what.spec.name
     if what.action not in ON_TASKS:
         return readable(f"{what.action} {name}: {_pairs(what.texts.multi_items())}")
     some = f"{', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"

@@ -88,7 +88,7 @@ async def show_queue(request: Request) -> Response:
         "queue.html",
         status=200 if problem is None else 400,
         spec=spec,
-        name=spec.table.fullname,
+        name=spec.name,
         states=list(Status),
         columns=exposure.filters_of(spec),
         named=exposure.columns.get(spec.entity, ()),
@@ -173,7 +173,7 @@ async def show_task(request: Request) -> Response:
         request,
         "task.html",
         spec=spec,
-        name=spec.table.fullname,
+        name=spec.name,
         task=detail,
         actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
         rest=_rest(detail.own),
@@ -347,7 +347,7 @@ async def show_workers(request: Request) -> Response:
 
     def read(session: Session) -> tuple[list[WorkerInfo], list[str]]:
         unserved = operations.unserved(session, site.target)
-        return operations.workers(session, site.target), [model.__name__ for model in unserved]
+        return operations.workers(session, site.target), [model.__queue_spec__.name for model in unserved]
 
     found, without = await site.read("workers", read, spec)
     has_table = worker_table(spec.table.metadata) is not None

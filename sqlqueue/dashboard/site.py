@@ -117,7 +117,7 @@ class Site:
     @property
     def queues(self) -> Mapping[str, QueueSpec]:
         """The queues of tasks, by the full name of their table."""
-        return {spec.table.fullname: spec for spec in specs_of(self.target) if spec.holds_tasks}
+        return {spec.name: spec for spec in specs_of(self.target) if spec.holds_tasks}
 
     @property
     def first(self) -> QueueSpec:

@@ -153,7 +153,7 @@ class Run(NamedTuple):
         except UnknownHereError:  # another host has the next run
             raise
         except ArgumentError as error:  # an invalid schedule ends this task only; others must still run
-            logger.error("a task of %s has no next run: %s", spec.entity.__name__, error)
+            logger.error("a task of %s has no next run: %s", spec.name, error)
             return None
 
     @property

@@ -381,7 +381,7 @@ def is_prunable(spec: QueueSpec, older_than: timedelta | None, *, adopted: bool 
 
 
 def _report(spec: QueueSpec, pruned: Pruned, older_than: timedelta | None, *, adopted: bool) -> None:
-    name, options = spec.entity.__name__, spec.options
+    name, options = spec.name, spec.options
     age = f"older than {older_than}"
     if older_than is None:
         dead = "" if options.discarded_retention is None else f", dead letters {options.discarded_retention}"

@@ -100,8 +100,8 @@ def given_up(*, recurs: bool) -> Consequence:
 
 
 def task_name(claim: Claim) -> str:
-    """Return the name of a claimed task for logs: its model and primary key."""
-    return f"{claim.entity.__name__} {key_text(claim.identity)}"
+    """Return the name of a claimed task for logs: its queue and primary key."""
+    return f"{spec_of(claim.entity).name} {key_text(claim.identity)}"
 
 
 def retry_text(delay: timedelta | None) -> str:
@@ -201,7 +201,7 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], end: Att
     if history is None:
         return
     same = {
-        "queue": spec.table.fullname,
+        "queue": spec.name,
         "outcome": end.outcome.value,
         "error": end.error,
         "traceback": stored_traceback(end.traceback, history.options),
@@ -380,11 +380,11 @@ def _write(
 
 def say(spec: QueueSpec, identity: Identity, text: str) -> None:
     """Log what is wrong with a row, once an hour."""
-    key, now = (spec.table.fullname, identity), time.monotonic()
+    key, now = (spec.name, identity), time.monotonic()
     if now - _said.get(key, -math.inf) < _SAY_AGAIN:
         return
     if len(_said) >= _MOST_SAID:
         _said.clear()
     _said[key] = now
-    facts = {"queue": spec.entity.__name__, "identity": identity}
+    facts = {"queue": spec.name, "identity": identity}
     logger.error("%s %s", task_name(Claim(spec.entity, identity, attempt=0)), text, extra=facts)

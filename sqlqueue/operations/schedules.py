@@ -521,8 +521,8 @@ def _log(spec: QueueSpec, outcomes: Mapping[ScheduleChange, Sequence[object]]) -
             logger.warning(
                 "%s %s: declared, but cancelled, discarded or unscheduled, and therefore left unchanged; reschedule()"
                 " restarts them",
-                spec.entity.__name__,
+                spec.name,
                 list(keys),
             )
         elif outcome != "unchanged":
-            logger.info("recurring tasks of %s %s: %s", spec.entity.__name__, outcome, list(keys))
+            logger.info("recurring tasks of %s %s: %s", spec.name, outcome, list(keys))

@@ -18,7 +18,7 @@ from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
-from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec
+from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
     Pick,
@@ -55,7 +55,7 @@ class Explanation:
     """The time for which this holds, by the database's clock."""
 
     def __str__(self) -> str:
-        name = f"{self.entity.__name__} {key_text(self.identity)}"
+        name = f"{spec_of(self.entity).name} {key_text(self.identity)}"
         return f"{name}: {'; '.join(reason.text for reason in self.reasons)}."
 
 

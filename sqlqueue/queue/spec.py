@@ -104,6 +104,12 @@ class QueueSpec:
         return self.columns[role]
 
     @cached_property
+    def name(self) -> str:
+        """The name of the queue in logs, metrics, spans, pages and commands: its table's, with the schema if it has
+        one.  Errors in calls of the library name the model instead."""
+        return self.table.fullname
+
+    @cached_property
     def recurs(self) -> bool:
         """Whether tasks may have a next run after their last attempt (``RecurringMixin``)."""
         return "schedule" in self.columns

@@ -89,7 +89,7 @@ class Completer:
         if not batch:
             return
         try:
-            what = f"settle {batch[0].job.claim.entity.__name__}"
+            what = f"settle {batch[0].job.handler.spec.name}"
             backoff = Backoff(what, self._reports, self._adapter, writes_rows=True)
             written = await until_success(lambda: self._settle(batch), backoff)
         except Exception as error:

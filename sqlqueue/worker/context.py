@@ -147,7 +147,7 @@ class WorkerContext:
 
     def claim_backoff(self, handler: Handler) -> Backoff:
         """Return the pauses of a fetcher whose claims fail."""
-        what, claims = f"claim {handler.entity.__name__}", (handler.spec.table.fullname, handler)
+        what, claims = f"claim {handler.spec.name}", (handler.spec.name, handler)
         return Backoff(
             what, self.reports, self.adapter(handler.spec), claims=claims, on_broken=self._has_plain_name.set
         )
@@ -156,7 +156,7 @@ class WorkerContext:
         """Report that a claim of the handler has succeeded, and the rows that it has set aside; return whether there
         are any, so that another claim is worth trying at once."""
         number = unreadable_rows(session)
-        self.reports.liveness.claims_work(handler.spec.table.fullname, handler)
+        self.reports.liveness.claims_work(handler.spec.name, handler)
         self.reports.unreadable(handler.spec, number)
         return number > 0
 
@@ -164,7 +164,7 @@ class WorkerContext:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""
         more = self.paused.where(handler.spec)
         if more is None:
-            self.reports.liveness.claims_work(handler.spec.table.fullname, handler)  # there are none that could fail
+            self.reports.liveness.claims_work(handler.spec.name, handler)  # there are none that could fail
             return None
         kept = self._queries.get(handler)
         if kept is None or kept[0] is not more:

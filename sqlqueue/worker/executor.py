@@ -99,7 +99,7 @@ class StartedTasks:
             return None
         claim = job.claim
         token = None if job.handler.mode == "lock" else claim.token
-        record = pickle.dumps((job.handler.spec.table.fullname, claim.identity, token, counted), 5)
+        record = pickle.dumps((job.handler.spec.name, claim.identity, token, counted), 5)
         if len(record) > SIZE - 2 or not self._free:
             _FLAG.pack_into(self._memory, _INCOMPLETE, 1)  # all that the process holds is suspected if it dies
             return None

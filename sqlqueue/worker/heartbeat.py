@@ -82,7 +82,7 @@ class Heartbeat(threading.Thread):
 
     def _report(self, error: Exception, backoff: Iterator[timedelta]) -> timedelta:
         """Report ``error``, and return the time until the next try: short after a conflict, before the leases end."""
-        what = f"extend leases of {self._spec.entity.__name__}"
+        what = f"extend leases of {self._spec.name}"
         if is_conflict(error, self._adapter):
             pause = next(growing_pauses())
             self._reports.conflict(what, error, pause)

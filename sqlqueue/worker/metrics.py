@@ -61,13 +61,13 @@ class PrometheusMetrics(Collector):
 
     def count(self, event: str, spec: QueueSpec | None, number: int) -> None:
         """Count an event of a queue, or of the whole worker."""
-        self._labelled(event, None if spec is None else spec.table.fullname).inc(number)
+        self._labelled(event, None if spec is None else spec.name).inc(number)
 
     def count_outcome(self, kind: OutcomeKind, spec: QueueSpec, number: int, seconds: float | None) -> None:
         """Count attempts that ended, and the time in the handler."""
-        self._finished(spec.table.fullname, kind).inc(number)
+        self._finished(spec.name, kind).inc(number)
         if seconds is not None:
-            self._seconds(spec.table.fullname).observe(seconds)
+            self._seconds(spec.name).observe(seconds)
 
     def exposition(self) -> bytes:
         """Return the metrics as text for Prometheus.  Sends nothing to the database."""

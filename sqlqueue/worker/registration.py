@@ -161,7 +161,7 @@ class Registration(WatchedTables):
         handler = fetcher.handler
         mine = (job for job in self._context.in_flight if job.handler is handler)
         return {
-            "queue": handler.spec.table.fullname,
+            "queue": handler.spec.name,
             "functions": None if handler.functions is None else list(handler.functions),
             "whole": not handler.where and handler.functions is None,
             "slots": fetcher.slots,
@@ -227,7 +227,7 @@ async def maintain(context: WorkerContext) -> None:
 
 
 def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
-    name, entity, reports = spec.entity.__name__, spec.entity, context.reports
+    name, entity, reports = spec.name, spec.entity, context.reports
     chore = partial(Chore, within=maintenance_limit(spec.options.lease))
     yield chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
     if spec.options.prunes:
@@ -266,7 +266,7 @@ def _report_depth(session: Session, spec: QueueSpec, telemetry: Telemetry) -> in
 
 def _measure(session: Session, spec: QueueSpec, prometheus: PrometheusMetrics) -> int:
     if prometheus.is_watched:
-        prometheus.overviews[spec.table.fullname] = operations.overview(session, spec.entity)
+        prometheus.overviews[spec.name] = operations.overview(session, spec.entity)
     return 0
 
 

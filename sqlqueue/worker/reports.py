@@ -26,7 +26,7 @@ from ..operations.bulk import CRASHED
 from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_name
 from ..operations.upkeep import Crashed, Recovered
 from ..queue.schedules import lacks_zones, unknown_here
-from ..queue.spec import QueueSpec
+from ..queue.spec import QueueSpec, spec_of
 from .jobs import Job, Outcome, OutcomeKind, is_signal
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class Reports:
             line = "%s: attempt %d/%d failed (%s), %s"
             _say(level, line, claim, task_name(claim), tries, tries, CRASHED, text, outcome=kind)
         if more := number - len(known[: self.named]):
-            logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
+            logger.error("%s: %d more tasks failed (%s)", spec.name, more, CRASHED)
         kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
         kinds[given_up(recurs=spec.recurs).kind] += number - len(known)
         for outcome, count in kinds.items():
@@ -316,13 +316,13 @@ class Reports:
         for claim in found.discarded[: self.named]:
             _say_given_up(claim, found.text)
         if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.discarded)):
-            logger.warning("%s: %d more tasks are suspected: %s", spec.entity.__name__, more, found.text)
+            logger.warning("%s: %d more tasks are suspected: %s", spec.name, more, found.text)
         if found.returned:
-            logger.info("%s: %d tasks of a process that died were released", spec.entity.__name__, found.returned)
+            logger.info("%s: %d tasks of a process that died were released", spec.name, found.returned)
 
     def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
         """Report a function whose calls no worker claims."""
-        queue = spec.entity.__name__
+        queue = spec.name
         text = "%s: no worker seems to have the function %s registered; its calls have been waiting for %s"
         logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
 
@@ -403,7 +403,7 @@ def _say(
 ) -> None:
     """Log a line about ``subject``, the job or the name of the task that is claimed."""
     if logger.isEnabledFor(level):
-        known = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
+        known = {"queue": spec_of(claim.entity).name, "identity": claim.identity, "attempt": claim.attempt}
         logger.log(level, message, subject, *arguments, exc_info=exc_info, extra=known | facts)
 
 

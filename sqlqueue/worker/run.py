@@ -232,7 +232,7 @@ class WorkerRun:
         liveness = asyncio.create_task(context.reports.liveness.watch_loop())
         try:
             if await self._is_prepared():
-                queues = ", ".join(spec.entity.__name__ for spec in context.specs)
+                queues = ", ".join(spec.name for spec in context.specs)
                 logger.info("worker %s started, for %s", context.name, queues)
                 await self._work()
         finally:
@@ -289,7 +289,7 @@ class WorkerRun:
         except Exception as error:
             if backoff.passes(error):
                 raise
-            logger.warning("cannot check the rows of %s: %s", spec.table.fullname, brief(error_text(error)))
+            logger.warning("cannot check the rows of %s: %s", spec.name, brief(error_text(error)))
             return
         for finding in found:
             logger.warning("%s; %s", finding.message, finding.fix)
@@ -306,7 +306,7 @@ class WorkerRun:
             work = partial(context.database.run, partial(recover, spec=spec, crash=crash), within)
             context.reports.recovered(spec, await until_success(work, backoff))
         except Exception as error:
-            context.reports.broken(f"release the tasks of {spec.entity.__name__} whose process has died", error)
+            context.reports.broken(f"release the tasks of {spec.name} whose process has died", error)
 
     def _backoff(self, what: str) -> Backoff:
         return Backoff(what, self._context.reports, *map(self._context.adapter, self._context.specs))

@@ -66,7 +66,7 @@ class Telemetry:
 
     @contextmanager
     def _traced(self, job: Job) -> Iterator[None]:
-        table, columns = job.handler.spec.table.fullname, job.handler.spec.attributes
+        table, columns = job.handler.spec.name, job.handler.spec.attributes
         started, created = (getattr(job.task, columns[role]) for role in ("claimed_at", "created_at"))
         if started is not None:
             self._wait.record((started - created).total_seconds(), {"sqlqueue.queue": table})
@@ -98,12 +98,12 @@ class Telemetry:
     def count(self, event: str, spec: QueueSpec | None, number: int) -> None:
         """Count an event of a queue, or of the whole worker."""
         if event in self._counters:
-            self._counters[event].add(number, {} if spec is None else {"sqlqueue.queue": spec.table.fullname})
+            self._counters[event].add(number, {} if spec is None else {"sqlqueue.queue": spec.name})
 
     def count_outcome(self, kind: OutcomeKind, spec: QueueSpec, number: int, seconds: float | None) -> None:
         """Count attempts that ended, and the time in the handler."""
         if self._is_heard():
-            queue = {"sqlqueue.queue": spec.table.fullname}
+            queue = {"sqlqueue.queue": spec.name}
             self._tasks.add(number, queue | {"sqlqueue.outcome": kind})
             if seconds is not None:
                 self._duration.record(seconds, queue)
@@ -111,7 +111,7 @@ class Telemetry:
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """Record the number of tasks by status."""
         for status, count in stats.counts.items():
-            self._depth.set(count, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.status": status.value})
+            self._depth.set(count, {"sqlqueue.queue": spec.name, "sqlqueue.status": status.value})
 
 
 def _attributes(job: Job, table: str) -> dict[str, Any]:

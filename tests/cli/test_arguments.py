@@ -25,7 +25,7 @@ from tests.support.models import Seat
         (["list", "--older-than", "1y"], "'1y' is not a duration: write 90s"),
         (["list", "--older-than", "999999999w"], "'999999999w' is not a duration"),
         (["list", "--limit", "0"], "--limit"),
-        (["list", "--queue", "other"], "no queue other in tests.support.models:Task; its queues are Task"),
+        (["list", "--queue", "other"], "no queue other in tests.support.models:Task; its queues are task"),
         (["show", "x"], "'x' is not a value for task.id"),
         (["show", "9" * 30], "is not a value for task.id"),
         (["stats", "--by", "nothing"], "Task has no column nothing"),
@@ -33,7 +33,7 @@ from tests.support.models import Seat
         (["stats", "--timeline", "--by", "number"], "--timeline, which cannot be combined with --by"),
         (["stats", "--timeline", "--bucket", "7h"], "give a duration that divides a day"),
         (["discard", "--id", "7"], "--reason"),
-        (["prune"], "Task has no retention: use --older-than"),
+        (["prune"], "task has no retention: use --older-than"),
         (["pause", "--topic", "x"], "Task has no topics"),
         (["pause", "--by", ""], "1 to 200 characters"),
     ],
@@ -52,7 +52,7 @@ def test_invalid_usage_is_explained(url: str, arguments: list[str], said: str) -
         ("Parcel", ["show", "7"], "'7' is not a value for parcel.id"),
         ("Account", ["show", "7"], "Account is not a queue model"),
         ("Base", ["show", "7"], "use --queue with one of"),
-        ("Slot", ["stats"], "Slot holds the slots of limits, not tasks"),
+        ("Slot", ["stats"], "slot holds the slots of limits, not tasks"),
         ("Task", ["limits"], "the queues have no limits: derive Task from LimitMixin"),
         ("Task", ["set-limit", "x", "1"], "the queues have no limits"),
         ("Base", ["set-limit", "x", "1"], "queues with limits: use --queue with one of"),
@@ -76,7 +76,7 @@ def test_keys_of_two_columns(url: str, key: str) -> None:
 def test_a_key_with_a_comma(url: str) -> None:
     put(url, Seat, {"line": "a,b", "number": 7})
     assert "\n".join(out("list", model="Seat").splitlines()[1:]).startswith('"a,b",7  available')
-    assert out("cancel", "--id", '"a,b",7', model="Seat") == "1 task of Seat is cancelled."
+    assert out("cancel", "--id", '"a,b",7', model="Seat") == "1 task of seat is cancelled."
 
 
 def test_pause_without_a_model_for_pauses_is_explained() -> None:

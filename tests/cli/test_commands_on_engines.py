@@ -45,7 +45,7 @@ def test_stats(sync_db: Database, driver: str) -> None:
 
 def test_stats_show_rows_with_an_unknown_status(sync_db: Database) -> None:
     sync_db.insert(Task, [{"status": "pending"}, {"status": "pending"}])
-    assert "Task: 2 rows have the status 'pending', which sqlqueue does not know" in words(told(sync_db, "stats"))
+    assert "task: 2 rows have the status 'pending', which sqlqueue does not know" in words(told(sync_db, "stats"))
     (found,) = told(sync_db, "stats", "--json")
     assert (found["unknown"], found["total"]) == ({"pending": 2}, 0)
 
@@ -114,8 +114,8 @@ def test_filters(sync_db: Database) -> None:
 
 def test_retry_some_and_then_all(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": n, "error": "x" * n, **FAILED} for n in (1, 2, 3)])
-    assert told(sync_db, "retry", "--id", "2") == "1 task of Task is available again.\n"
-    assert told(sync_db, "retry", "--error", "y%") == "0 tasks of Task are available again.\n"
+    assert told(sync_db, "retry", "--id", "2") == "1 task of task is available again.\n"
+    assert told(sync_db, "retry", "--error", "y%") == "0 tasks of task are available again.\n"
     changed = {"tasks": 2, "taken": 0, "stopped": False}
     assert told(sync_db, "retry", "--yes", "--json") == {"queue": "task", "action": "retry", **changed}
     assert set(states(sync_db).values()) == {"available"}
@@ -125,7 +125,7 @@ def test_rerun_some_and_then_all(sync_db: Database) -> None:
     ended = {"finished_at": PAST, "available_at": PAST}
     for number, status in enumerate(("completed", "cancelled", "discarded", "retryable"), 1):
         sync_db.insert(Task, [{"id": number, "status": status, **(ended if number < 4 else {})}])
-    assert told(sync_db, "rerun", "--id", "2") == "1 task of Task is made to run again.\n"
+    assert told(sync_db, "rerun", "--id", "2") == "1 task of task is made to run again.\n"
     changed = {"tasks": 2, "taken": 0, "stopped": False}
     assert told(sync_db, "rerun", "--yes", "--json") == {"queue": "task", "action": "rerun", **changed}
     assert states(sync_db) == {(1,): "available", (2,): "available", (3,): "available", (4,): "retryable"}
@@ -133,8 +133,8 @@ def test_rerun_some_and_then_all(sync_db: Database) -> None:
 
 def test_cancel_and_discard(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": n, "number": n % 2} for n in range(1, 5)])
-    assert told(sync_db, "cancel", "--yes", "--where", "number=0") == "2 tasks of Task are cancelled.\n"
-    assert told(sync_db, "discard", "--yes", "--reason", "a mistake") == "2 tasks of Task are discarded.\n"
+    assert told(sync_db, "cancel", "--yes", "--where", "number=0") == "2 tasks of task are cancelled.\n"
+    assert told(sync_db, "discard", "--yes", "--reason", "a mistake") == "2 tasks of task are discarded.\n"
     assert states(sync_db) == {(1,): "discarded", (2,): "cancelled", (3,): "discarded", (4,): "cancelled"}
     (group,) = told(sync_db, "errors", "--json")
     assert (group["message"], group["count"]) == ("a mistake", 2)
@@ -146,7 +146,7 @@ def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:
     told_ = told(sync_db, "retry", "--yes", target="Listing")
     assert (
         told_
-        == "4 tasks of Listing are available again.\n1 could not be changed: another task has the same unique_key.\n"
+        == "4 tasks of listing are available again.\n1 could not be changed: another task has the same unique_key.\n"
     )
 
 
@@ -174,17 +174,17 @@ def test_ctrl_c_stops_the_command(
     finally:
         event.remove(Engine, "after_cursor_execute", press)
     assert stopped.exit_code == 130
-    assert stopped.stdout == f"{done} tasks of Task are cancelled.\n"
+    assert stopped.stdout == f"{done} tasks of task are cancelled.\n"
     assert stopped.stderr.startswith("Stopped.")
     assert list(states(sync_db).values()).count("cancelled") == done
-    assert told(sync_db, "cancel", "--yes", driver=driver) == f"{7 - done} tasks of Task are cancelled.\n"
+    assert told(sync_db, "cancel", "--yes", driver=driver) == f"{7 - done} tasks of task are cancelled.\n"
 
 
 def test_prune(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": n, **FAILED} for n in range(1, 6)])
     sync_db.insert(Task, [{"id": 6, **FAILED, "finished_at": TOMORROW}])
     sync_db.insert(Task, [{"id": 7}])
-    assert told(sync_db, "prune", "--older-than", "1d", "--yes", "--limit", "2") == "2 tasks of Task are deleted.\n"
+    assert told(sync_db, "prune", "--older-than", "1d", "--yes", "--limit", "2") == "2 tasks of task are deleted.\n"
     assert told(sync_db, "prune", "--older-than", "1d", "--yes", "--json")["tasks"] == 3
     assert set(states(sync_db)) == {(6,), (7,)}
 
@@ -197,7 +197,7 @@ def test_keys_of_other_types(sync_db: Database) -> None:
         session.flush()
         key = str(parcel.id)
     assert told(sync_db, "show", key, "--json", target="Parcel")["columns"] == {"id": key, "name": "x"}
-    assert told(sync_db, "cancel", "--id", key, target="Parcel") == "1 task of Parcel is cancelled.\n"
+    assert told(sync_db, "cancel", "--id", key, target="Parcel") == "1 task of parcel is cancelled.\n"
 
 
 def test_pause_and_resume(sync_db: Database) -> None:

@@ -18,10 +18,10 @@ from tests.support.models import Task
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["retry"], "retry 3 tasks of Task (2 discarded, 1 abandoned)"),
-        (["cancel"], "cancel 3 tasks of Task (2 available, 1 running)"),
-        (["discard", "--reason", "x"], "discard 3 tasks of Task (2 available, 1 running)"),
-        (["prune", "--older-than", "1d"], "prune 2 tasks of Task (2 discarded)"),
+        (["retry"], "retry 3 tasks of task (2 discarded, 1 abandoned)"),
+        (["cancel"], "cancel 3 tasks of task (2 available, 1 running)"),
+        (["discard", "--reason", "x"], "discard 3 tasks of task (2 available, 1 running)"),
+        (["prune", "--older-than", "1d"], "prune 2 tasks of task (2 discarded)"),
     ],
 )
 def test_many_tasks_need_yes_without_a_terminal(url: str, arguments: list[str], said: str) -> None:
@@ -40,7 +40,7 @@ def test_ending_all_tasks_needs_yes_even_if_there_is_one(url: str, arguments: li
     put(url, Task, {})
     told = run(*arguments)
     assert (told.exit_code, told.stdout) == (2, "")
-    assert f"this would {arguments[0]} 1 task of Task (1 available)" in told.stderr
+    assert f"this would {arguments[0]} 1 task of task (1 available)" in told.stderr
     assert run(*arguments, "--status", "available").exit_code == 0
 
 
@@ -58,8 +58,8 @@ def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int
     os.close(terminal)
     os.close(end)
     assert told.returncode == status, told.stderr
-    assert "Retry 2 tasks of Task (2 discarded)? [y/N]" in told.stderr
-    assert told.stdout.strip() == ("2 tasks of Task are available again." if not status else "")
+    assert "Retry 2 tasks of task (2 discarded)? [y/N]" in told.stderr
+    assert told.stdout.strip() == ("2 tasks of task are available again." if not status else "")
     assert ("discarded  abandoned" in out("stats")) is bool(left)
 
 
@@ -70,7 +70,7 @@ def test_progress_is_shown_only_on_a_terminal(url: str) -> None:
     seen = os.read(terminal, 100_000).decode()
     os.close(terminal)
     os.close(end)
-    assert told.stdout == "3 tasks of Task are available again.\n"
+    assert told.stdout == "3 tasks of task are available again.\n"
     assert "3/3" in seen
     put(url, Task, *[FAILED] * 3)
     assert run("retry", "--yes").stderr == ""

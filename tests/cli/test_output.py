@@ -21,12 +21,12 @@ HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
 
 
 def test_finding_nothing_is_not_an_error(url: str) -> None:
-    assert out("errors") == "Task has no such errors."
-    assert out("list") == "Task has no such tasks."
-    assert out("show", "7") == "There is no Task 7."
+    assert out("errors") == "task has no such errors."
+    assert out("list") == "task has no such tasks."
+    assert out("show", "7") == "There is no task 7."
     assert out("show", "7", "--json") == "null"
-    assert out("retry") == "0 tasks of Task are available again."
-    assert out("prune", "--older-than", "1d") == "0 tasks of Task are deleted."
+    assert out("retry") == "0 tasks of task are available again."
+    assert out("prune", "--older-than", "1d") == "0 tasks of task are deleted."
 
 
 def test_stats_prints_a_table_of_queues(url: str) -> None:
@@ -37,9 +37,9 @@ def test_stats_prints_a_table_of_queues(url: str) -> None:
     lines = out("stats", model="Base").splitlines()
     assert lines[0].split() == ["Queue", "available", "scheduled", "running", "discarded", *HEADINGS]
     told = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert re.fullmatch(r"1 0 1 2 1 \d{4} days, \d+:\d\d:\d\d 1", told["Task"])
-    assert re.fullmatch(r"0 2 0 0 0 0:0\d:\d\d 0 all, news", told["Mail"])
-    assert told["Letter"] == "0 0 0 0 0 0"
+    assert re.fullmatch(r"1 0 1 2 1 \d{4} days, \d+:\d\d:\d\d 1", told["task"])
+    assert re.fullmatch(r"0 2 0 0 0 0:0\d:\d\d 0 all, news", told["mail"])
+    assert told["letter"] == "0 0 0 0 0 0"
 
 
 def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlqueue.cli.changes.CAP", 2)
     put(url, Task, *[{"status": "completed", "finished_at": PAST}] * 3, FAILED)
-    assert out("retry") == "1 task of Task is available again."
+    assert out("retry") == "1 task of task is available again."
     put(url, Task, *[FAILED] * 3)
     asked = run("retry")
-    assert (asked.exit_code, "would retry at least 2 tasks of Task (2+ discarded)" in asked.stderr) == (2, True)
-    assert out("retry", "--yes") == "3 tasks of Task are available again."
+    assert (asked.exit_code, "would retry at least 2 tasks of task (2+ discarded)" in asked.stderr) == (2, True)
+    assert out("retry", "--yes") == "3 tasks of task are available again."
 
 
 def test_stats_by_a_column(url: str) -> None:
@@ -135,13 +135,13 @@ def test_show_prints_the_whole_task(url: str) -> None:
 
 def test_pauses_are_shown_and_resumed(url: str) -> None:
     said = out("pause", "--reason", "the server\x1b[2J", "--by", "ada", model="Mail")
-    assert said.startswith("Mail has been paused since 20")
+    assert said.startswith("mail has been paused since 20")
     assert said.endswith(" by ada: the server\\x1b[2J.")
     assert out("pause", model="Mail").splitlines()[1] == "It was already paused."
     out("pause", "--topic", "news", model="Mail")
-    assert out("resume", model="Mail").startswith("Mail, topic news, has been paused since")
-    assert out("resume", "--topic", "news", model="Mail") == "Mail is not paused."
-    assert out("resume", model="Mail") == "Mail is not paused.\nIt was not paused."
+    assert out("resume", model="Mail").startswith("mail, topic news, has been paused since")
+    assert out("resume", "--topic", "news", model="Mail") == "mail is not paused."
+    assert out("resume", model="Mail") == "mail is not paused.\nIt was not paused."
 
 
 def test_line_breaks_in_values_cannot_forge_a_line(url: str) -> None:
@@ -165,8 +165,8 @@ def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.Mon
     for module in ("cli.changes", "operations.reactivating"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
-    assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."
-    assert out("prune", "--older-than", "1d", "--yes") == "4 tasks of Task are deleted."
+    assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of task are deleted."
+    assert out("prune", "--older-than", "1d", "--yes") == "4 tasks of task are deleted."
 
 
 HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e"
@@ -191,17 +191,17 @@ def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: s
     parts = [part.splitlines() for part in tables[0].split("\n\n")]
     first = parts[0][1].split()[0]  # any of them, since other modules define models of this base too
     assert [[line.split()[0] for line in part][:2] for part in parts] == [["Queue", first]] * len(parts)
-    assert [line.split()[-1] for line in parts[-1] if line.startswith("Mail ")] == ["news"]
+    assert [line.split()[-1] for line in parts[-1] if line.startswith("mail ")] == ["news"]
     assert [name for part in parts for name in part[0].split()[1:]] == [
         *("available", "scheduled", "retryable", "running", "completed", "cancelled", "discarded", *HEADINGS)
     ]
 
 
 def test_limits_are_listed_and_set(url: str) -> None:
-    assert out("limits", model="Visit") == "No limit_key of Visit has been used yet."
+    assert out("limits", model="Visit") == "No limit_key of visit has been used yet."
     asked = run("set-limit", "a.org", "3", model="Visit")
     assert (asked.exit_code, asked.stdout) == (2, "")
-    assert "a key that no task of Visit has used yet, and there is no terminal to confirm it: use --yes" in asked.stderr
+    assert "a key that no task of visit has used yet, and there is no terminal to confirm it: use --yes" in asked.stderr
     set_it = ["set-limit", "a.org", "3", "--json", "--yes"]
     assert json.loads(out(*set_it, model="Visit")) == {
         "queue": "visit",
@@ -210,20 +210,20 @@ def test_limits_are_listed_and_set(url: str) -> None:
         "running": 0,
         "before": None,
     }
-    assert out("set-limit", "a.org", "2", model="Visit") == "Visit, key a.org: the limit is 2 (it was 3), 0 running."
-    assert out("limits", model="Visit").splitlines() == ["Queue  limit  running  key", "Visit      2        0  a.org"]
+    assert out("set-limit", "a.org", "2", model="Visit") == "visit, key a.org: the limit is 2 (it was 3), 0 running."
+    assert out("limits", model="Visit").splitlines() == ["Queue  limit  running  key", "visit      2        0  a.org"]
     assert [each["key"] for each in json.loads(out("limits", "--queue", "visit", "--json", model="Base"))] == ["a.org"]
     asked = run("set-limit", "a.org", "0", model="Visit")
-    assert (asked.exit_code, "this would stop all tasks of Visit with the key 'a.org'" in asked.stderr) == (2, True)
+    assert (asked.exit_code, "this would stop all tasks of visit with the key 'a.org'" in asked.stderr) == (2, True)
     assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
-    assert out("set-limit", "a.org", "0", model="Visit").startswith("Visit, key a.org: the limit is 0 (it was 0)")
+    assert out("set-limit", "a.org", "0", model="Visit").startswith("visit, key a.org: the limit is 0 (it was 0)")
 
 
 def test_models_of_slots_are_not_listed(url: str) -> None:
     listed = [line.split()[0] for line in out("stats", model="Base").splitlines()]
-    assert "Visit" in listed
-    assert not {"Slot", "SQLSlot"} & set(listed)
-    assert "Visit" in words(run("errors", model="Base").stderr)
+    assert "visit" in listed
+    assert not {"slot", "sql_slot"} & set(listed)
+    assert "visit" in words(run("errors", model="Base").stderr)
     assert "Slot" not in words(run("errors", model="Base").stderr)
     assert "there is no queue Slot" in words(run("errors", "--queue", "Slot", model="Base").stderr)
 

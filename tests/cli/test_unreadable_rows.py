@@ -37,7 +37,7 @@ def test_find_leaves_them_out_and_says_so(db: Database, caplog: pytest.LogCaptur
         assert [task.id for task in actor.find(Sign)] == [1, 3]
         assert [task.id for task in actor.find(Sign, Sign.id > 1, order_by=Sign.id.desc(), limit=2)] == [3]
     (record,) = caplog.records
-    assert record.getMessage().startswith("Sign 2 cannot be read: LookupError")
+    assert record.getMessage().startswith("sign 2 cannot be read: LookupError")
 
 
 def test_list_and_show(sync_db: Database) -> None:

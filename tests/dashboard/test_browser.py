@@ -221,7 +221,7 @@ def test_under_a_path_in_other_frameworks(browser: Any, sessions: sessionmaker[A
     for within in (fastapi, flask):  # the dialogs are the same in all four; Flask is a WSGI application
         with served(within(dashboard(sessions))) as url, tab(browser) as page:
             page.goto(f"{url}/ops/queues/")
-            page.get_by_role("link", name="Email").first.click()
+            page.get_by_role("link", name="email").first.click()
             page.get_by_role("link", name="Pause").click()
             fill_in(page, "Reason", within.__name__)
             page.locator("form.confirm .primary").click()
@@ -245,7 +245,7 @@ def test_another_site_cannot_act(browser: Any, sessions: sessionmaker[Any]) -> N
     page = context.new_page()
     with served(dashboard(sessions)) as url, served(Starlette(routes=[Route("/", attack)])) as evil:
         page.goto(f"{evil.replace('127.0.0.1', 'localhost')}/?target={url}")
-        assert page.frames[1].evaluate("document.body.textContent.includes('Email')") is False
+        assert page.frames[1].evaluate("document.body.textContent.includes('email')") is False
         with page.expect_navigation() as navigation:
             page.get_by_role("button", name="Win").click()
         assert navigation.value.status == 403

@@ -74,7 +74,7 @@ def test_each_change_is_logged_with_its_viewer_in_lines_of_its_own(
         assert app.post(f"/changes/{id}/stop", follow_redirects=False).status_code == 303
         writer.execute("ROLLBACK")
         eventually(lambda: "Stopped:" in app.get(begun).text)
-    what = r"ada\ngrace: {}discard Email 150: a\nb{}"
+    what = r"ada\ngrace: {}discard email 150: a\nb{}"
     assert caplog.messages == [
         what.format("", ""),
         what.format("stop: ", ""),

@@ -151,5 +151,5 @@ def test_the_command(sync_db: Database) -> None:
         assert client.get("/metrics").status_code == 401
         assert client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
         client.headers["Authorization"] = f"Bearer {TOKEN}"
-        assert "Mail" in client.get("/").text
+        assert "mail" in client.get("/").text
         assert 'status="discarded"} 3.0' in client.get("/metrics").text

@@ -16,9 +16,9 @@ from tests.dashboard.serving import dashboard
 
 TITLES = {
     "/": "Overview",
-    "/queue/email": "Email",
-    "/queue/email/task?key=62": "Email 62",
-    "/queue/email/confirm/run-now?key=62": "Run now: Email",
+    "/queue/email": "email",
+    "/queue/email/task?key=62": "email 62",
+    "/queue/email/confirm/run-now?key=62": "Run now: email",
     "/workers/confirm/stop-workers?scope=all": "Stop workers",
     "/errors": "Errors",
     "/schedules": "Schedules",

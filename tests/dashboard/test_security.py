@@ -76,7 +76,7 @@ def test_only_this_machine_permits_no_changes(sessions: sessionmaker[Any]) -> No
         assert client(app).post(f"/{place}/{action}", data=form, headers=OWN).status_code == 403
     assert client(app).get("/", headers={"Via": "a proxy"}).status_code == 403
     assert "Retry" not in client(app).get("/queue/email").text
-    assert "Email" in client(app).get("/").text
+    assert "email" in client(app).get("/").text
     assert "Drain" not in client(app).get("/workers").text
 
 
@@ -85,7 +85,7 @@ def test_authorize_may_refuse(sessions: sessionmaker[Any], decision: Any) -> Non
     for asked in (lambda _: decision, _later(decision)):
         answer = client(dashboard(sessions, authorize=asked)).get("/", follow_redirects=False)
         assert answer.status_code == (403 if decision is None else 303)
-        assert "Email" not in answer.text
+        assert "email" not in answer.text
 
 
 def _later(decision: Any) -> Any:
@@ -339,10 +339,10 @@ def test_actions_are_logged_with_the_viewer(sessions: sessionmaker[Any], caplog:
     caplog.set_level(logging.INFO, "sqlqueue.dashboard")
     app = client(dashboard(sessions))
     app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN)
-    assert caplog.messages == ["ada: cancel Email 150", "ada: cancel Email 150: done, 1 tasks changed"]
+    assert caplog.messages == ["ada: cancel email 150", "ada: cancel email 150: done, 1 tasks changed"]
     app.post("/queue/email/discard", data={"key": "149", "reason": "a\nada: forged"}, headers=OWN)
     app.post("/queue/email/pause", data={"reason": "a\nada: forged"}, headers=OWN)
-    assert "ada: pause Email" in caplog.text
+    assert "ada: pause email" in caplog.text
     register(sessions, "web", "mail\nada: forged")
     app.post("/workers/drain-workers", data={"worker": "id-0-web"}, headers=OWN)
     app.post("/workers/set-concurrency", data={"scope": "all", "number": "2"}, headers=OWN)

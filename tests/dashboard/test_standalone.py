@@ -43,7 +43,7 @@ def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmak
     assert "SameSite=strict" in cookie
     assert "Secure" not in cookie
     assert TOKEN not in cookie
-    assert "Email" in app.get("/").text
+    assert "email" in app.get("/").text
     assert app.post("/queue/email/pause", headers=OWN).status_code == 403
 
 
@@ -196,7 +196,7 @@ def test_by_default_the_command_listens_on_loopback_and_permits_no_action(start:
     assert (started.options["host"], started.options["proxy_headers"]) == ("127.0.0.1", False)
     assert TOKEN not in started.output
     app = client(started.options["app"], Authorization=f"Bearer {TOKEN}")
-    assert "Email" in app.get("/").text
+    assert "email" in app.get("/").text
     assert app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN).status_code == 403
 
 
@@ -213,7 +213,7 @@ def test_without_a_token_the_command_makes_one_and_prints_it(
         for peer in (LOCAL, ELSEWHERE):
             assert client(app, peer=peer).get("/").status_code == 401
             assert client(app, peer=peer).post("/queue/email/pause", headers=OWN).status_code == 403
-        assert "Email" in client(app, Authorization=f"Bearer {token}").get("/").text
+        assert "email" in client(app, Authorization=f"Bearer {token}").get("/").text
         tokens.append(token)
     assert tokens[0] != tokens[1]
 

@@ -76,7 +76,7 @@ def test_the_block_records_a_failure_and_continues(db: Database, caplog: pytest.
     assert load(db, Task, 2).status == "completed"
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("sqlqueue", logging.WARNING)
-    assert record.getMessage() == "Task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
+    assert record.getMessage() == "task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
 
 
 @pytest.mark.one_engine

@@ -67,8 +67,8 @@ def test_a_row_from_before_can_be_redriven(db: Database) -> None:
 @pytest.mark.one_engine
 def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
-    assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of Mail are deleted.\n"
-    assert told(sync_db, "prune", "--yes", "--older-than", "1s", target="Mail") == "0 tasks of Mail are deleted.\n"
+    assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of mail are deleted.\n"
+    assert told(sync_db, "prune", "--yes", "--older-than", "1s", target="Mail") == "0 tasks of mail are deleted.\n"
     report = told(sync_db, "prune", "--yes", "--adopted", "--older-than", "1d", "--json", target="Mail")
     assert report == {"queue": "mail", "action": "prune", "tasks": 2, "protected": 0, "stopped": False}
 
@@ -105,8 +105,8 @@ def test_rows_that_are_referred_to_stay(db: Database, caplog: pytest.LogCaptureF
     assert [(int(each), each.protected) for each in (first, rest, none)] == [(2, 0), (1, 3), (0, 3)]
     assert keys(db, Mail) == [1, 2, 5]
     said = [record.getMessage() for record in caplog.records if record.name == "sqlqueue"]
-    assert said[0] == "pruned Mail: deleted 2 final rows past their retention (1 day, 0:00:00)"
-    assert said[-1] == "pruned Mail: kept 3 final rows older than 1 day, 0:00:00: foreign keys refer to them"
+    assert said[0] == "pruned mail: deleted 2 final rows past their retention (1 day, 0:00:00)"
+    assert said[-1] == "pruned mail: kept 3 final rows older than 1 day, 0:00:00: foreign keys refer to them"
 
 
 @pytest.mark.parametrize("limit", [None, 2, 50])
@@ -161,6 +161,6 @@ def test_the_command_reports_how_many_rows_stay(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
     sync_db.insert(Attachment, [{"mail_id": 1}])
     said = told(sync_db, "prune", "--yes", target="Mail").splitlines()
-    assert said == ["2 tasks of Mail are deleted.", "1 task of Mail is kept: foreign keys reference it."]
+    assert said == ["2 tasks of mail are deleted.", "1 task of mail is kept: foreign keys reference it."]
     assert told(sync_db, "prune", "--yes", "--json", target="Mail")["protected"] == 1
     assert count(sync_db, Mail) == 1

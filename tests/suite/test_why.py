@@ -70,7 +70,7 @@ def test_why_of_a_missing_task(db: Database) -> None:
 def test_why_of_a_ready_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     assert why(db).status == Status.AVAILABLE
-    assert str(why(db)) == "Task 1: nothing prevents it from running: the next claim takes it."
+    assert str(why(db)) == "task 1: nothing prevents it from running: the next claim takes it."
 
 
 def test_why_of_a_task_that_is_alone(db: Database) -> None:

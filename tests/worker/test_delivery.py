@@ -72,7 +72,7 @@ def test_the_writes_of_a_zombie_are_rolled_back(
     assert count(db, Ledger) == 0
     assert (row(db, successor)["status"], row(db, successor)["claimed_by"]) == ("running", "other")
     (line,) = [record for record in caplog.records if "was lost" in record.message]
-    assert (line.levelno, line.__dict__["queue"], line.__dict__["attempt"]) == (logging.WARNING, "Task", 1)
+    assert (line.levelno, line.__dict__["queue"], line.__dict__["attempt"]) == (logging.WARNING, "task", 1)
 
 
 def test_tasks_without_a_session_are_completed_in_batches(

@@ -158,7 +158,7 @@ def test_a_worker_warns_of_them_once(
     eventually(warnings)
     time.sleep(0.5)
     (only,) = warnings()
-    assert "Job: no worker seems to have the function b registered" in only
+    assert "job: no worker seems to have the function b registered" in only
 
 
 # -- a host that lacks a time zone or a package leaves recurring tasks to others --------------------------------------

@@ -68,7 +68,7 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     assert statuses(sync_db) == {7: "completed"}
     assert not {"snoozed", "cancelled", "discarded"} & set(worker._reports.counts)
     lines = [(record.levelname, record.getMessage()) for record in ends(log)]
-    assert lines == ([("ERROR", f"Task 7: attempt 1/3 {said}")] if said else [])
+    assert lines == ([("ERROR", f"task 7: attempt 1/3 {said}")] if said else [])
 
 
 REPORT = {"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "attempts_before": 4}
@@ -83,17 +83,17 @@ REPORT = {"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "at
             PoolTimeoutError("no connection is free"),
             "WARNING",
             "snoozed",
-            r"Task 7: attempt 3/3 failed \(TimeoutError: no connection is free \(returned .*, does not count, "
+            r"task 7: attempt 3/3 failed \(TimeoutError: no connection is free \(returned .*, does not count, "
             "retry in 10 s",
         ),
-        (Seat, {"line": "a,b", "number": 7}, ValueError("no"), "WARNING", "failed", 'Seat "a,b",7: attempt 1/.*'),
+        (Seat, {"line": "a,b", "number": 7}, ValueError("no"), "WARNING", "failed", 'seat "a,b",7: attempt 1/.*'),
         (
             Report,
             {**REPORT, "attempt": 4, "max_attempts": 5},
             ValueError("no"),
             "ERROR",
             "failed",
-            r"Report 7: attempt 1/1 failed \(ValueError: no\), no retry before its next run",
+            r"report 7: attempt 1/1 failed \(ValueError: no\), no retry before its next run",
         ),
     ],
     ids=["an outage is not held against the task", "a key of two columns", "a run that is given up is an error too"],
@@ -123,10 +123,10 @@ SCHEDULED = [{"id": 1, **CRASHED, "schedule": "PT3600S"}, {"id": 2, **CRASHED, "
 @pytest.mark.parametrize(
     ("model", "rows", "named", "said"),
     [
-        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 20, [f"Task {n}: attempt 3/3 failed" for n in (1, 2, 3)]),
-        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 2, ["Task .: attempt 3/3 failed", "Task: 1 more tasks fail"]),
-        (Report, SCHEDULED, 20, ["Report 1: .*, no retry before its next run", "Report 2: .*, discarded"]),
-        (Report, SCHEDULED, 1, [r"Report: 1 more tasks failed \(crashed"]),
+        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 20, [f"task {n}: attempt 3/3 failed" for n in (1, 2, 3)]),
+        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 2, ["task .: attempt 3/3 failed", "task: 1 more tasks fail"]),
+        (Report, SCHEDULED, 20, ["report 1: .*, no retry before its next run", "report 2: .*, discarded"]),
+        (Report, SCHEDULED, 1, [r"report: 1 more tasks failed \(crashed"]),
     ],
 )
 def test_crashed_tasks_without_a_next_run_are_dead_letters(
@@ -193,7 +193,7 @@ def test_a_worker_logs_its_start_and_stop(sync_db: Database, workers: Workers, l
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     running = workers.serve(Task, without_session(sync_db), name="mailer")
-    eventually(lambda: "worker mailer started, for Task" in log.text)
+    eventually(lambda: "worker mailer started, for task" in log.text)
     running.stop()
     assert [record.getMessage() for record in log.records][-1] == "worker mailer stopped"
     assert (root.level, list(root.handlers)) == before

@@ -244,7 +244,7 @@ def test_rows_that_cannot_go_stay_and_the_others_are_pruned(
     sync_db.insert(Mail, [{"id": 20, **DONE, "finished_at": None, "available_at": NEVER}])  # adopted
     workers.serve(Mail, without_session(sync_db), poll=LONG)
     eventually(lambda: count(sync_db, Mail) == 5)
-    eventually(lambda: "pruned Mail: kept 4 final rows" in caplog.text)
+    eventually(lambda: "pruned mail: kept 4 final rows" in caplog.text)
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_failing_chore_is_named_and_does_not_block_others(
 ) -> None:
     sync_db.insert(Mail, [DONE])
     workers.serve(Mail, without_session(sync_db), poll=LONG)
-    eventually(lambda: caplog.text.count("pruning Mail failed: ") > 1)
+    eventually(lambda: caplog.text.count("pruning mail failed: ") > 1)
     assert "Traceback" not in caplog.text
     sync_db.insert(Mail, [CRASHED])
     eventually(lambda: count(sync_db, Mail, Mail.status == "discarded") == 1)
