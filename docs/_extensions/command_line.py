@@ -12,6 +12,7 @@ from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
 from sqlqueue.cli import application
+from sqlqueue.cli._help import definitions
 
 
 class Commands(SphinxDirective):
@@ -28,9 +29,9 @@ def described() -> Iterator[str]:
             command = group.commands[name]
             with typer.Context(command, info_name=name, parent=parent) as context:
                 usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-                records = [parameter.get_help_record(context) for parameter in command.params]
+                entries = [each for kind in ("argument", "option") for each in definitions(command, context, kind)]
             yield f"## {name}\n\n```text\n{usage}\n```\n\n{text(command.help or '')}\n"
-            for term, definition in filter(None, records):
+            for term, definition in entries:
                 yield f"`{term}`\n: {text(definition)}\n"
 
 

@@ -10,12 +10,12 @@ from inspect import Parameter, Signature, cleandoc, signature
 from typing import Any, get_type_hints
 
 import typer
-from rich.markup import escape
 from typer.models import OptionInfo
 
 from ..evaluation.demo.run import demo
 from ..evaluation.prove.run import prove
 from ._database import refusals
+from ._help import Command, Group
 from .changes import cancel, discard, prune, rerun, retry
 from .check import check
 from .control import limits, pause, resume, set_limit, workers
@@ -23,10 +23,10 @@ from .statistics import errors, stats
 from .tasks import list_tasks, show, why
 from .work import dashboard, sql_tasks, work
 
-Command = Callable[..., None]
+Function = Callable[..., None]
 
-_GENERAL: Sequence[Command] = (demo, check, work, dashboard, prove, sql_tasks)
-_ON_CALL: Sequence[Command] = (
+_GENERAL: Sequence[Function] = (demo, check, work, dashboard, prove, sql_tasks)
+_ON_CALL: Sequence[Function] = (
     list_tasks,
     stats,
     errors,
@@ -43,14 +43,19 @@ _ON_CALL: Sequence[Command] = (
     set_limit,
     workers,
 )
-_NAMES: dict[Command, str] = {list_tasks: "list"}
+_NAMES: dict[Function, str] = {list_tasks: "list"}
 """Names of commands that differ from their function's, in which hyphens replace underscores."""
 
 
 def make_application() -> typer.Typer:
     """Return the application with all commands."""
+    # without rich: it cuts long words, and draws boxes around messages that are to be copied
     made = typer.Typer(
-        add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False
+        cls=Group,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_show_locals=False,
     )
     made.callback()(_sqlqueue)
     for command in _GENERAL:
@@ -60,12 +65,12 @@ def make_application() -> typer.Typer:
     return made
 
 
-def _add(application: typer.Typer, command: Command, called: Command, panel: str | None = None) -> None:
-    text = escape(cleandoc(command.__doc__ or ""))  # brackets in docstrings are literal, not rich markup
-    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(called)
+def _add(application: typer.Typer, command: Function, called: Function, panel: str | None = None) -> None:
+    text = cleandoc(command.__doc__ or "")
+    application.command(_NAMES.get(command), cls=Command, help=text, rich_help_panel=panel)(called)
 
 
-def _flat(command: Command) -> Command:
+def _flat(command: Function) -> Function:
     """Return ``command`` with the options of dataclasses, such as :class:`.Filters`, in place of these parameters.
 
     Errors of the library and of the database end it with a message.

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from enum import StrEnum
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from sqlalchemy import ColumnElement
@@ -23,6 +24,8 @@ from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import R, transact
 from ._output import refusal
+
+E = TypeVar("E", bound=StrEnum)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -141,10 +144,29 @@ def age(text: str) -> timedelta:
         raise refusal(str(error)) from error
 
 
+def choice(kind: type[E]) -> Callable[[str], E]:
+    """Return a parser of the values of ``kind``; anything else is a usage error."""
+
+    def parse(text: str) -> E:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise refusal(f"{text!r} is not one of {', '.join(repr(each.value) for each in kind)}") from error
+
+    return parse
+
+
+_state = choice(Status)
 Statuses = Annotated[
-    list[Status] | None, typer.Option("--status", "-s", help="Only tasks in this state; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--status",
+        "-s",
+        metavar="STATES",
+        help=f"Only tasks in these states, separated by commas; may be repeated. States: {', '.join(Status)}.",
+    ),
 ]
-Topic = Annotated[str | None, typer.Option(help="Only tasks of this topic.")]
+Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only tasks of this topic.")]
 Ids = Annotated[
     list[str] | None,
     typer.Option("--id", metavar="KEY", help="Only this task; may be repeated. For a composite key: 'line 1,7'."),
@@ -182,6 +204,7 @@ class Filters:
         """Return the criteria of the options, all of which must hold; rejects filters that do not apply to the
         queue."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "where"}
+        given["status"] = [_state(name.strip()) for text in self.status or () for name in text.split(",")]
         found = filtering.criteria(spec, **given)
         for text in self.where or ():
             found += filtering.criteria(spec, equal=_equal(text))

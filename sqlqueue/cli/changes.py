@@ -319,7 +319,9 @@ Adopted = Annotated[
     bool,
     typer.Option("--adopted", help="Instead delete rows from before the table became a queue, by created_at."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks. Default: all.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum number of tasks. Default: all.")
+]
 OfHistory = Annotated[
     bool, typer.Option("--history", help="Instead delete the history of finished attempts, by the time they ended.")
 ]

@@ -18,7 +18,7 @@ from ..model.declaration import LONGEST_NAME
 from ..operations import Limit, Pause, WorkerInfo, check_registered
 from ..queue.spec import QueueSpec
 from ._database import transact
-from ._options import AsJson, Queues, Target, Url, Yes, load, names_of
+from ._options import AsJson, Queues, Target, Url, Yes, choice, load, names_of
 from ._output import confirm, facts, pauses, plain, print_json, print_table, refusal, say
 
 # -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
@@ -112,7 +112,7 @@ def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
 
 # -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------
 
-Topic = Annotated[str | None, typer.Option(help="Only this topic. Default: the whole queue.")]
+Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic. Default: the whole queue.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, for others who find the queue paused.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Default: this account.")]
 
@@ -201,12 +201,13 @@ class WorkerCommand(StrEnum):
     SET_CONCURRENCY = "set-concurrency"
 
 
-Do = Annotated[WorkerCommand | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
+Do = Annotated[
+    WorkerCommand | None,
+    typer.Argument(metavar="ACTION", parser=choice(WorkerCommand), help="drain, stop or set-concurrency."),
+]
 Number = Annotated[
     int | None,
-    typer.Argument(
-        metavar="[N]", min=1, max=MOST_AT_ONCE, help="With set-concurrency: the number of concurrent calls."
-    ),
+    typer.Argument(metavar="N", min=1, max=MOST_AT_ONCE, help="With set-concurrency: the number of concurrent calls."),
 ]
 Name = Annotated[str | None, typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id.")]
 

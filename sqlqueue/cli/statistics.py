@@ -156,7 +156,7 @@ def _whole(time: timedelta | None) -> str:
 
 # -- the commands `sqlqueue stats` and `sqlqueue errors` --------------------------------------------------------------
 
-Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of lines.")]
+Most = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum number of lines.")]
 By = Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="Count one queue by the values of this column.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Count everything, however long it takes.")]
 Timeline = Annotated[bool, typer.Option("--timeline", help="Show one queue over time: finished tasks and their times.")]

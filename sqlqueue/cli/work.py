@@ -47,7 +47,9 @@ WorkerTarget = Annotated[
         " path. The module must import all handlers.",
     ),
 ]
-Processes = Annotated[int, typer.Option("--processes", "-p", min=1, max=256, help="Number of worker processes.")]
+Processes = Annotated[
+    int, typer.Option("--processes", "-p", metavar="N", min=1, max=256, help="Number of worker processes.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, not only problems.")]
 Health = Annotated[
     Address | None,
@@ -168,8 +170,8 @@ def log(verbose: bool) -> None:
 
 # -- the command `sqlqueue dashboard` ---------------------------------------------------------------------------------
 
-Host = Annotated[str, typer.Option(help="The address to listen on.")]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
+Host = Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")]
+Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")]
 Allow = Annotated[
     list[str] | None,
     typer.Option(

@@ -30,8 +30,12 @@ from .application import Base, File, Found, Receipt, indexer, scan
 
 # -- the command `sqlqueue demo` --------------------------------------------------------------------------------------
 
-Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Index the files below this folder.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="Number of worker processes.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="Index the files below this folder.")
+]
+Workers = Annotated[
+    int, typer.Option("--workers", "-w", metavar="N", min=1, max=64, help="Number of worker processes.")
+]
 DatabaseURL = Annotated[
     str | None,
     typer.Option(

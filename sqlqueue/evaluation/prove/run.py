@@ -28,8 +28,10 @@ from .scenarios import SCENARIOS, Faults, Observed, Scenario, WorkerProcesses
 
 # -- the command `sqlqueue prove` -------------------------------------------------------------------------------------
 
-Minutes = Annotated[float, typer.Option("--minutes", min=0, help="How long faults are injected.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", min=3, max=32, help="Number of worker processes.")]
+Minutes = Annotated[float, typer.Option("--minutes", metavar="N", min=0, help="How long faults are injected.")]
+Workers = Annotated[
+    int, typer.Option("--workers", "-w", metavar="N", min=3, max=32, help="Number of worker processes.")
+]
 Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an interrupted run left behind.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 _WIDE = 120
