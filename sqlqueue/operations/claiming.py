@@ -53,7 +53,7 @@ from ..transaction import (
     scope_of,
     session_of,
 )
-from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside
+from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
 from .settling import complete, fail
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
@@ -537,7 +537,9 @@ def claiming(
         if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
             raise
         prospect, reason = attempt.failing(type(error), None), brief(error_text(error))
-        logger.log(prospect.level, "%s failed (%s), %s", attempt, reason, prospect.text, exc_info=error)
+        facts = task_facts(held, attempt.function) | {"outcome": prospect.kind, "retry_in": prospect.retry_in}
+        text = "%s failed (%s), %s"
+        logger.log(prospect.level, text, attempt, reason, prospect.text, exc_info=error, extra=facts)
         fail(session, held, error)
     else:
         if is_unsettled(task):

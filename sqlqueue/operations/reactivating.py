@@ -158,7 +158,7 @@ def _is_taken(spec: QueueSpec) -> Criterion:
 
 
 def _warn(spec: QueueSpec, taken: Sequence[Identity]) -> None:
-    name, number = spec.entity.__name__, len(taken)
+    name, number = spec.name, len(taken)
     shown = ", ".join(key_text(key) for key in taken[:_SHOWN])
     more = f" and {number - _SHOWN} more" if number > _SHOWN else ""
     text = "left %s %s%s unchanged: another task has the same unique_key"

@@ -58,6 +58,8 @@ class Attempt:
     """The number of attempts allowed."""
     recurs: bool
     """Whether another run follows the last attempt."""
+    function: str | None
+    """The function that the task calls (``JobMixin``)."""
 
     @classmethod
     def of(cls, spec: QueueSpec, claim: Claim, loaded: Mapping[str, Any]) -> Attempt:
@@ -69,10 +71,10 @@ class Attempt:
 
         before = value("attempts_before") or 0
         most = (value("max_attempts") or claim.attempt) - before
-        return cls(claim, spec, claim.attempt - before, most, value("schedule") is not None)
+        return cls(claim, spec, claim.attempt - before, most, value("schedule") is not None, value("task"))
 
     def __str__(self) -> str:
-        return f"{task_name(self.claim)}: attempt {self.number}/{self.most}"
+        return f"{task_name(self.claim, self.function)}: attempt {self.number}/{self.most}"
 
     @property
     def is_last(self) -> bool:
@@ -99,9 +101,21 @@ def given_up(*, recurs: bool) -> Consequence:
     return Consequence("discarded", logging.ERROR, "discarded")
 
 
-def task_name(claim: Claim) -> str:
-    """Return the name of a claimed task for logs: its queue and primary key."""
-    return f"{spec_of(claim.entity).name} {key_text(claim.identity)}"
+def task_name(claim: Claim, function: str | None = None) -> str:
+    """Return the name of a claimed task for logs: its queue, its primary key, and the function that it calls."""
+    return f"{spec_of(claim.entity).name} {key_text(claim.identity)}" + (f" ({function})" if function else "")
+
+
+def task_facts(claim: Claim, function: str | None = None) -> dict[str, Any]:
+    """Return what log records say of a claimed task, as attributes: ``queue``, ``key``, ``function``, ``attempt`` (as
+    in its row) and ``worker``, its claimer."""
+    return {
+        "queue": spec_of(claim.entity).name,
+        "key": key_text(claim.identity),
+        "function": function,
+        "attempt": claim.attempt,
+        "worker": claim.claimed_by,
+    }
 
 
 def retry_text(delay: timedelta | None) -> str:
@@ -386,5 +400,5 @@ def say(spec: QueueSpec, identity: Identity, text: str) -> None:
     if len(_said) >= _MOST_SAID:
         _said.clear()
     _said[key] = now
-    facts = {"queue": spec.name, "identity": identity}
+    facts = {"queue": spec.name, "key": key_text(identity)}
     logger.error("%s %s", task_name(Claim(spec.entity, identity, attempt=0)), text, extra=facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -84,6 +84,8 @@ class Recovered(NamedTuple):
     suspects: list[Claim]
     discarded: list[Claim]
     """Suspects that have crashed as many processes as ``max_crashes`` allows."""
+    functions: Mapping[Claim, str | None]
+    """The functions that they call (``JobMixin``), as far as they are known."""
     text: str
     """Their error."""
 
@@ -112,7 +114,8 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     suspected = released_after_crash(text)
     discarded = cache(lambda crashes: discarded_after_crashes(too_many_crashes(crashes, text)))
     alike = defaultdict[Settlement, list[Claim]](list)
-    for claim, crashes in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
+    functions: dict[Claim, str | None] = {}
+    for claim, crashes, functions[claim] in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
         one = claim.identity, claim.token
         if crash.complete and one not in running:
             settlement = CLEARED if one in counted else RETURNED
@@ -132,22 +135,31 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
         returned=len(alike[CLEARED]) + len(alike[RETURNED]),
         suspects=[*alike[suspected], *locked],
         discarded=given_up,
+        functions=functions,
         text=text,
     )
 
 
-def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]) -> list[tuple[Claim, int]]:
-    """Return the claims with tokens within ``bounds`` that still hold their rows, and how often each task has
-    crashed."""
+def _held(
+    adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]
+) -> list[tuple[Claim, int, str | None]]:
+    """Return the claims with tokens within ``bounds`` that still hold their rows, with how often each task has crashed
+    and the function that it calls."""
     ready, due = picks(spec, within(session, spec))
     step = ready if adapter.inspection.indexes_all else due  # running tasks are few, but due tasks can be many
     state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
     pick = replace(step(1), state=state, exact=False)
     roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
-    read = pick.select(spec["crashes"], *spec.primary_key, *(spec[role] for role in roles))
+    read = pick.select(spec["crashes"], _function(spec), *spec.primary_key, *(spec[role] for role in roles))
     rows: Any = adapter.rows.execute(session, spec, read)
     width = len(spec.primary_key)
-    return [(Claim(spec.entity, tuple(row[:width]), *row[width:]), crashes) for crashes, *row in rows]
+    return [
+        (Claim(spec.entity, tuple(row[:width]), *row[width:]), crashes, function) for crashes, function, *row in rows
+    ]
+
+
+def _function(spec: QueueSpec) -> ColumnElement[Any]:
+    return spec.columns.get("task", null())
 
 
 def _suspect_locked(
@@ -306,6 +318,8 @@ class Crashed(NamedTuple):
     """The number of the last attempt."""
     recurs: bool
     """Whether it has a next run."""
+    function: str | None
+    """The function that it calls (``JobMixin``)."""
 
 
 def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[Crashed]:
@@ -316,11 +330,11 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     column = spec.columns.get("attempts_before")
     before = literal_column("0") if column is None else column
     schedule = spec["schedule"] if spec.recurs else null()
-    read = pick.select(*spec.primary_key, before, spec["attempt"], schedule).limit(limit)
+    read = pick.select(*spec.primary_key, before, spec["attempt"], schedule, _function(spec)).limit(limit)
     rows: Any = adapter.rows.execute(session, spec, read)
     return [
-        Crashed(Claim(spec.entity, tuple(identity), attempt), attempt - earlier, text is not None)
-        for *identity, earlier, attempt, text in rows
+        Crashed(Claim(spec.entity, tuple(identity), attempt), attempt - earlier, text is not None, function)
+        for *identity, earlier, attempt, text, function in rows
     ]
 
 

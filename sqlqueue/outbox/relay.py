@@ -125,7 +125,7 @@ class Delivery:
 
     def _note(self, job: Job, error: BaseException | None, outcomes: dict[Job, Outcome]) -> None:
         job.end()
-        outcomes[job] = COMPLETED if error is None else outcome_of(error, is_last=job.attempt.is_last)
+        outcomes[job] = COMPLETED if error is None else outcome_of(error, is_last=job.described.is_last)
         self._reports.finished(job, outcomes[job], error)
 
 
@@ -340,7 +340,7 @@ class Relay(Worker):
                     await self._write([each])
                 return
             ((job, outcome),) = outcomes
-            failure = plain_failure(outcome, error, job.attempt.number)
+            failure = plain_failure(outcome, error, job.described.number)
             self._reports.finished(job, failure, error)
             await self._write([(job, failure)], is_plain=True)
             return

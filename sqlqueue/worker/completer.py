@@ -133,6 +133,6 @@ class Completer:
             self._reports.broken(f"settle {one.job}", error)
             self._in_flight.remove(one.job)
             return
-        failure = plain_failure(one.outcome, error, one.job.attempt.number)
+        failure = plain_failure(one.outcome, error, one.job.described.number)
         self._reports.finished(one.job, failure, error)
         await self._write([_Pending(one.job, failure, is_plain=True)])

@@ -247,7 +247,7 @@ class Executor:
             with suppress(Exception):
                 self.reports.broken(f"determine the outcome of {job}", broken)
             text = f"{type(error).__name__}; determining the outcome raised {type(broken).__name__}"
-            return Ended(Outcome("failed", ascii(text)[1:-1], DEFAULT_RETRY(job.attempt.number)), error)
+            return Ended(Outcome("failed", ascii(text)[1:-1], DEFAULT_RETRY(job.described.number)), error)
 
     def _try(self, job: Job) -> Ended:
         """Call the handler with a session, and again after a deadlock."""
@@ -323,7 +323,10 @@ class Executor:
             return None
         if self.may_pass(error) and self.may_return(job):
             return self.uncounted(job, error)
-        outcome, history = outcome_of(error, is_last=job.attempt.is_last), history_of(self.handler.spec.table.metadata)
+        outcome, history = (
+            outcome_of(error, is_last=job.described.is_last),
+            history_of(self.handler.spec.table.metadata),
+        )
         if history is None or outcome.cause is None:
             return outcome
         return replace(outcome, traceback=stored_traceback(error, history.options))

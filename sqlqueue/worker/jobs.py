@@ -80,7 +80,7 @@ _RETURNED = re.compile(r" \(returned after attempt (\d{1,9}), (\d{1,9}) of \d+ t
 
 def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
     """Load what jobs read of the rows of claimed tasks, if loader options have deferred it."""
-    names = [spec.attributes[role] for role in ("crashes", "error")]
+    names = [spec.attributes[role] for role in ("crashes", "error", "task") if role in spec.attributes]
     if tasks and not instance_state(tasks[0]).unloaded.isdisjoint(names):
         for task in tasks:
             for name in names:
@@ -98,7 +98,12 @@ class Job:
         self.claim: Claim = claim_made(task)
         """The claim on it."""
         self._loaded = instance_dict(task).copy()  # the handler may change the instance
-        self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
+        names = handler.spec.attributes
+        self.attempt: int = self.claim.attempt
+        """The number of the attempt, as in the row."""
+        self.function: str | None = self._loaded.get(names.get("task", ""))
+        """The name of the function that the task calls; ``None`` if it is not a function job."""
+        self.crashes: int = self._loaded.get(names["crashes"]) or 0
         """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
         self.is_counted = False
         """Whether a crash of the process that runs it has been counted in advance."""
@@ -121,7 +126,7 @@ class Job:
         self._awoken: threading.Event | None = None
 
     @property
-    def attempt(self) -> Attempt:
+    def described(self) -> Attempt:
         """The attempt, as log lines describe it."""
         return Attempt.of(self.handler.spec, self.claim, self._loaded)
 
@@ -176,7 +181,7 @@ class Job:
             self.on_lost()
 
     def __repr__(self) -> str:
-        return str(self.attempt)
+        return str(self.described)
 
 
 def current_job() -> Job:

@@ -241,7 +241,7 @@ class LockingTransactions:
         except Exception as error:
             if ended.outcome is None or self._executor.may_pass(error):
                 raise
-            ended = Ended(plain_failure(ended.outcome, error, job.attempt.number), error)
+            ended = Ended(plain_failure(ended.outcome, error, job.described.number), error)
             is_held = self._is_written_apart(name, job, ended)
         self._report(job, ended if is_held else Ended(None))
 

@@ -20,6 +20,8 @@ from .reports import Reports
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 """The buckets of the histogram of durations, in seconds."""
+TASKS = ("queue", "function")
+"""The labels of what happens to tasks; the function is empty for tasks that are no function jobs."""
 WATCHED = 120.0
 """Seconds after a request for the metrics for which queues are counted."""
 
@@ -34,40 +36,42 @@ class PrometheusMetrics(Collector):
         """The figures of the queues, by the names of their tables."""
         self._registry = CollectorRegistry()
         counters = {
-            "claimed": self._counter("sqlqueue_tasks_claimed", "Tasks claimed.", "queue"),
-            "lost": self._counter("sqlqueue_claims_lost", "Claims taken over, cancelled or deleted.", "queue"),
-            "retries": self._counter("sqlqueue_task_retries", "Handlers called again after a conflict.", "queue"),
-            "overdue": self._counter("sqlqueue_tasks_overdue", "Handlers that exceeded their timeout.", "queue"),
+            "claimed": self._counter("sqlqueue_tasks_claimed", "Tasks claimed.", *TASKS),
+            "lost": self._counter("sqlqueue_claims_lost", "Claims taken over, cancelled or deleted.", *TASKS),
+            "retries": self._counter("sqlqueue_task_retries", "Handlers called again after a conflict.", *TASKS),
+            "overdue": self._counter("sqlqueue_tasks_overdue", "Handlers that exceeded their timeout.", *TASKS),
             "unreadable": self._counter(
-                "sqlqueue_rows_unreadable", "Rows that claims have set aside because they cannot be read.", "queue"
+                "sqlqueue_rows_unreadable", "Rows that claims have set aside because they cannot be read.", *TASKS
             ),
             "database_errors": self._counter("sqlqueue_database_errors", "Errors of the worker's own statements."),
         }
-        finished = self._counter("sqlqueue_tasks_finished", "Attempts that ended, by outcome.", "queue", "outcome")
+        finished = self._counter("sqlqueue_tasks_finished", "Attempts that ended, by outcome.", *TASKS, "outcome")
         seconds = Histogram(
             "sqlqueue_task_duration_seconds",
             "Time in the handler.",
-            ["queue"],
+            TASKS,
             buckets=BUCKETS,
             registry=self._registry,
         )
         # once for all tasks of a queue: the client checks labels and takes a lock on each call
-        self._labelled = cache(lambda event, queue: counters[event].labels(queue) if queue else counters[event])
+        self._labelled = cache(lambda event, *labels: counters[event].labels(*labels) if labels else counters[event])
         self._finished, self._seconds = cache(finished.labels), cache(seconds.labels)
         self._registry.register(self)
 
     def _counter(self, name: str, text: str, *labels: str) -> Count:
         return Count(name, text, labels, registry=self._registry)
 
-    def count(self, event: str, spec: QueueSpec | None, number: int) -> None:
+    def count(self, event: str, spec: QueueSpec | None, function: str | None, number: int) -> None:
         """Count an event of a queue, or of the whole worker."""
-        self._labelled(event, None if spec is None else spec.name).inc(number)
+        self._labelled(event, *(() if spec is None else (spec.name, function or ""))).inc(number)
 
-    def count_outcome(self, kind: OutcomeKind, spec: QueueSpec, number: int, seconds: float | None) -> None:
+    def count_outcome(
+        self, kind: OutcomeKind, spec: QueueSpec, function: str | None, number: int, seconds: float | None
+    ) -> None:
         """Count attempts that ended, and the time in the handler."""
-        self._finished(spec.name, kind).inc(number)
+        self._finished(spec.name, function or "", kind).inc(number)
         if seconds is not None:
-            self._seconds(spec.name).observe(seconds)
+            self._seconds(spec.name, function or "").observe(seconds)
 
     def exposition(self) -> bytes:
         """Return the metrics as text for Prometheus.  Sends nothing to the database."""

@@ -23,10 +23,10 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
 from .._support.tracing import HAS_OPENTELEMETRY
 from ..operations.bulk import CRASHED
-from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_name
+from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_facts, task_name
 from ..operations.upkeep import Crashed, Recovered
 from ..queue.schedules import lacks_zones, unknown_here
-from ..queue.spec import QueueSpec, spec_of
+from ..queue.spec import QueueSpec
 from .jobs import Job, Outcome, OutcomeKind, is_signal
 
 if TYPE_CHECKING:
@@ -265,6 +265,8 @@ class Reports:
         """When the last task was claimed, by ``time.monotonic``."""
         self.handlers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
         """Returns the handlers of the running worker, with ``queue``, ``slots`` and ``busy``."""
+        self.functions: frozenset[str | None] = frozenset()
+        """The functions that it has registered: metrics name no others, which rows could make any number of."""
         self.prometheus: PrometheusMetrics | None = None
         self.telemetry: Telemetry | None = None
         self.listeners: list[PrometheusMetrics | Telemetry] = []
@@ -275,14 +277,17 @@ class Reports:
 
     def running(self, job: Job) -> AbstractContextManager[None] | None:
         """Return a context manager around the call of the handler, or ``None`` if there is nothing to do."""
-        return None if self.telemetry is None else self.telemetry.running(job)
+        if self.telemetry is None:
+            return None
+        return self.telemetry.running(job, job.function if job.function in self.functions else None)
 
     def claimed(self, jobs: Sequence[Job]) -> None:
         """Count claimed tasks of one handler, and log each at DEBUG."""
         self.last_claim = time.monotonic()
-        self._count("claimed", jobs[0].handler.spec, len(jobs))
+        for function, number in Counter([job.function for job in jobs]).items():
+            self._count("claimed", jobs[0].handler.spec, number, function=function)
         for job in jobs if logger.isEnabledFor(logging.DEBUG) else ():
-            _say(logging.DEBUG, "%s claimed", job.claim, job)
+            _say_of(job, logging.DEBUG, "%s claimed", job)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> None:
         """Report the end of a handler; ``error`` is what it raised."""
@@ -290,31 +295,37 @@ class Reports:
         if error is not None:
             kind = _say_how_it_failed(job, outcome, error)
         elif logger.isEnabledFor(logging.DEBUG):  # otherwise the line is not even formatted
-            _say(logging.DEBUG, "%s %s", job.claim, job, kind, outcome=kind, seconds=job.seconds)
-        self._count_outcome(kind, job.handler.spec, seconds=job.seconds or 0)
+            _say_of(job, logging.DEBUG, "%s %s", job, kind, outcome=kind, seconds=job.seconds)
+        self._count_outcome(kind, job.handler.spec, function=job.function, seconds=job.seconds or 0)
 
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> None:
         """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known."""
         known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
-        for claim, tries, again in known[: self.named]:
+        for claim, tries, again, function in known[: self.named]:
             kind, level, text, _ = given_up(recurs=again)
             line = "%s: attempt %d/%d failed (%s), %s"
-            _say(level, line, claim, task_name(claim), tries, tries, CRASHED, text, outcome=kind)
+            name = task_name(claim, function)
+            _say(level, line, claim, function, name, tries, tries, CRASHED, text, outcome=kind)
         if more := number - len(known[: self.named]):
             logger.error("%s: %d more tasks failed (%s)", spec.name, more, CRASHED)
-        kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
-        kinds[given_up(recurs=spec.recurs).kind] += number - len(known)
-        for outcome, count in kinds.items():
-            self._count_outcome(outcome, spec, count)
+        kinds: Counter[tuple[OutcomeKind, str | None]]
+        kinds = Counter((given_up(recurs=each.recurs).kind, each.function) for each in known)
+        kinds[given_up(recurs=spec.recurs).kind, None] += number - len(known)
+        for (outcome, function), count in kinds.items():
+            self._count_outcome(outcome, spec, count, function=function)
 
     def recovered(self, spec: QueueSpec, found: Recovered) -> None:
         """Report the tasks of a process that died."""
-        self._count_outcome("suspected", spec, len(found.suspects))
-        self._count_outcome("crashed", spec, len(found.discarded))
+        ends: tuple[tuple[OutcomeKind, list[Claim]], ...] = ("suspected", found.suspects), ("crashed", found.discarded)
+        for kind, claims in ends:
+            for function, number in Counter(map(found.functions.get, claims)).items():
+                self._count_outcome(kind, spec, number, function=function)
         for claim in found.suspects[: self.named]:
-            _say(logging.WARNING, "%s is suspected: %s", claim, task_name(claim), found.text, outcome="suspected")
+            function = found.functions.get(claim)
+            name, text = task_name(claim, function), "%s is suspected: %s"
+            _say(logging.WARNING, text, claim, function, name, found.text, outcome="suspected")
         for claim in found.discarded[: self.named]:
-            _say_given_up(claim, found.text)
+            _say_given_up(claim, found.functions.get(claim), found.text)
         if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.discarded)):
             logger.warning("%s: %d more tasks are suspected: %s", spec.name, more, found.text)
         if found.returned:
@@ -328,20 +339,20 @@ class Reports:
 
     def crashed_too_often(self, job: Job, text: str) -> None:
         """Report a task that is discarded because it has crashed too many processes."""
-        self._count_outcome("crashed", job.handler.spec)
-        _say_given_up(job.claim, text)
+        self._count_outcome("crashed", job.handler.spec, function=job.function)
+        _say_given_up(job.claim, job.function, text)
 
     def lost(self, job: Job) -> None:
         """Count and log a task that no longer belongs to this worker."""
-        self._count("lost", job.handler.spec)
+        self._count("lost", job.handler.spec, function=job.function)
         reason = job.reason or "its lease expired, or it was cancelled, settled or deleted elsewhere"
-        _say(logging.WARNING, "%s was lost, and its writes were rolled back: %s", job.claim, job, reason)
+        _say_of(job, logging.WARNING, "%s was lost, and its writes were rolled back: %s", job, reason)
 
     def overdue(self, job: Job) -> None:
         """Count and log a handler in a thread that exceeds its timeout."""
-        self._count("overdue", job.handler.spec)
+        self._count("overdue", job.handler.spec, function=job.function)
         text = "%s has been running for more than %s, and a thread cannot be stopped"
-        _say(logging.WARNING, text, job.claim, job, job.handler.timeout)
+        _say_of(job, logging.WARNING, text, job, job.handler.timeout)
 
     def unreadable(self, spec: QueueSpec, number: int) -> None:
         """Count rows that a claim has set aside, which it has logged."""
@@ -350,9 +361,9 @@ class Reports:
 
     def retried(self, job: Job, error: BaseException | str) -> None:
         """Report that a handler is called again because of ``error``, an exception or its text."""
-        self._count("retries", job.handler.spec)
+        self._count("retries", job.handler.spec, function=job.function)
         text = "%s runs again immediately because its transaction lost a conflict: %s"
-        _say(logging.INFO, text, job.claim, job, brief(error_text(error)))
+        _say_of(job, logging.INFO, text, job, brief(error_text(error)))
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Count and log an error of the worker's own statements, which are retried after ``pause``.
@@ -384,31 +395,44 @@ class Reports:
         else:
             logger.error("%s failed", name, exc_info=error)
 
-    def _count(self, event: str, spec: QueueSpec | None = None, number: int = 1) -> None:
+    def _count(
+        self, event: str, spec: QueueSpec | None = None, number: int = 1, *, function: str | None = None
+    ) -> None:
         self.counts[event] += number
+        function = function if function in self.functions else None
         for listener in self.listeners:
-            listener.count(event, spec, number)
+            listener.count(event, spec, function, number)
 
     def _count_outcome(
-        self, kind: OutcomeKind, spec: QueueSpec, number: int = 1, *, seconds: float | None = None
+        self,
+        kind: OutcomeKind,
+        spec: QueueSpec,
+        number: int = 1,
+        *,
+        function: str | None,
+        seconds: float | None = None,
     ) -> None:
         """Count attempts that ended; ``seconds``: how long the handler ran, if one has returned."""
         self.counts[kind] += number
+        function = function if function in self.functions else None
         for listener in self.listeners:
-            listener.count_outcome(kind, spec, number, seconds)
+            listener.count_outcome(kind, spec, function, number, seconds)
 
 
 def _say(
-    level: int, message: str, claim: Claim, subject: object, *arguments: Any, exc_info: Any = None, **facts: Any
+    level: int, message: str, claim: Claim, function: str | None, *arguments: Any, exc_info: Any = None, **facts: Any
 ) -> None:
-    """Log a line about ``subject``, the job or the name of the task that is claimed."""
+    """Log a line about a claimed task."""
     if logger.isEnabledFor(level):
-        known = {"queue": spec_of(claim.entity).name, "identity": claim.identity, "attempt": claim.attempt}
-        logger.log(level, message, subject, *arguments, exc_info=exc_info, extra=known | facts)
+        logger.log(level, message, *arguments, exc_info=exc_info, extra=task_facts(claim, function) | facts)
 
 
-def _say_given_up(claim: Claim, text: str) -> None:
-    _say(logging.ERROR, "%s is given up: %s", claim, task_name(claim), text, outcome="crashed")
+def _say_of(job: Job, level: int, message: str, *arguments: Any, **facts: Any) -> None:
+    _say(level, message, job.claim, job.function, *arguments, **facts)
+
+
+def _say_given_up(claim: Claim, function: str | None, text: str) -> None:
+    _say(logging.ERROR, "%s is given up: %s", claim, function, task_name(claim, function), text, outcome="crashed")
 
 
 def _say_how_it_failed(job: Job, outcome: Outcome, error: BaseException) -> OutcomeKind:
@@ -420,7 +444,7 @@ def _say_how_it_failed(job: Job, outcome: Outcome, error: BaseException) -> Outc
     if job.handler.mode == "at-most-once":
         kind, level, text, retry_in = _completed_before(outcome)
     elif outcome.kind == "failed":
-        kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
+        kind, level, text, retry_in = job.described.failing(outcome.cause, outcome.delay)
     elif outcome.kind == "discarded":
         level = logging.ERROR
     elif outcome.kind == "crashed":
@@ -431,10 +455,10 @@ def _say_how_it_failed(job: Job, outcome: Outcome, error: BaseException) -> Outc
         level, text, raised = logging.WARNING, f"does not count, {retry_text(retry_in)}", None
     facts: dict[str, Any] = {"outcome": kind, "seconds": job.seconds, "retry_in": retry_in}
     if level == logging.DEBUG:
-        _say(level, "%s %s", job.claim, job, text, **facts)
+        _say_of(job, level, "%s %s", job, text, **facts)
     else:
         reason = brief(outcome.error or error_text(error))
-        _say(level, "%s failed (%s), %s", job.claim, job, reason, text, exc_info=raised, **facts)
+        _say_of(job, level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
     return kind
 
 

@@ -190,6 +190,7 @@ class WorkerRun:
         ]
         self._registration = Registration(self._fetchers, context, version)
         reports.handlers = self._registration.handlers
+        reports.functions = frozenset(name for each in handlers for name in each.functions or ())
         channels = [(database.engine(spec), channel_of(spec)) for spec in context.specs]
         channels += [*context.paused.channels, *self._registration.channels]
         self._notifiers = notifiers(channels, database, reports) if settings.notify else []

@@ -12,7 +12,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from .._support.texts import error_text, traceback_text
+from .._support.texts import error_text, key_text, traceback_text
 from .._support.tracing import HEADER
 from ..operations import QueueStats
 from ..queue.spec import QueueSpec
@@ -30,7 +30,8 @@ _SILENT = (trace.__name__, metrics.__name__)
 class Telemetry:
     """Records:
 
-    a span for each call of a handler, within the trace in which the task was enqueued (``TraceMixin``);
+    a span for each call of a handler, within the trace in which the task was enqueued, and linked to the span there
+    (``TraceMixin``);
     ``sqlqueue.task.wait`` and ``sqlqueue.task.duration``: seconds from creation to start, and in the handler;
     ``sqlqueue.tasks``: how many have ended, by outcome; ``sqlqueue.claims.lost``; ``sqlqueue.tasks.retries``: handlers
     called again because their transaction lost a conflict; ``sqlqueue.database.errors``; ``sqlqueue.rows.unreadable``:
@@ -60,23 +61,25 @@ class Telemetry:
             self._heard = not all(type(each).__module__.startswith(_SILENT) for each in providers)
         return self._heard
 
-    def running(self, job: Job) -> AbstractContextManager[None] | None:
+    def running(self, job: Job, function: str | None) -> AbstractContextManager[None] | None:
         """Return a context manager that records the call of the handler, or ``None`` if there is nothing to record."""
-        return self._traced(job) if self._is_heard() else None
+        return self._traced(job, function) if self._is_heard() else None
 
     @contextmanager
-    def _traced(self, job: Job) -> Iterator[None]:
-        table, columns = job.handler.spec.name, job.handler.spec.attributes
+    def _traced(self, job: Job, function: str | None) -> Iterator[None]:
+        spec, columns = job.handler.spec, job.handler.spec.attributes
         started, created = (getattr(job.task, columns[role]) for role in ("claimed_at", "created_at"))
         if started is not None:
-            self._wait.record((started - created).total_seconds(), {"sqlqueue.queue": table})
+            self._wait.record((started - created).total_seconds(), _labels(spec, function))
         header = getattr(job.task, columns["trace_context"]) if "trace_context" in columns else None
         context = TraceContextTextMapPropagator().extract({HEADER: header}) if header else None
+        links = [trace.Link(trace.get_current_span(context).get_span_context())] if context else None
         with self._tracer.start_as_current_span(
-            f"process {table}",
+            f"process {spec.name}" + (f" {function}" if function else ""),
             context,
             SpanKind.CONSUMER,
-            _attributes(job, table),
+            _attributes(job),
+            links,
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -95,30 +98,37 @@ class Telemetry:
         span.record_exception(error, text)
         span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
-    def count(self, event: str, spec: QueueSpec | None, number: int) -> None:
+    def count(self, event: str, spec: QueueSpec | None, function: str | None, number: int) -> None:
         """Count an event of a queue, or of the whole worker."""
         if event in self._counters:
-            self._counters[event].add(number, {} if spec is None else {"sqlqueue.queue": spec.name})
+            self._counters[event].add(number, {} if spec is None else _labels(spec, function))
 
-    def count_outcome(self, kind: OutcomeKind, spec: QueueSpec, number: int, seconds: float | None) -> None:
+    def count_outcome(
+        self, kind: OutcomeKind, spec: QueueSpec, function: str | None, number: int, seconds: float | None
+    ) -> None:
         """Count attempts that ended, and the time in the handler."""
         if self._is_heard():
-            queue = {"sqlqueue.queue": spec.name}
-            self._tasks.add(number, queue | {"sqlqueue.outcome": kind})
+            labels = _labels(spec, function)
+            self._tasks.add(number, labels | {"sqlqueue.outcome": kind})
             if seconds is not None:
-                self._duration.record(seconds, queue)
+                self._duration.record(seconds, labels)
 
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """Record the number of tasks by status."""
         for status, count in stats.counts.items():
-            self._depth.set(count, {"sqlqueue.queue": spec.name, "sqlqueue.status": status.value})
+            self._depth.set(count, _labels(spec, None) | {"sqlqueue.status": status.value})
 
 
-def _attributes(job: Job, table: str) -> dict[str, Any]:
+def _labels(spec: QueueSpec, function: str | None) -> dict[str, Any]:
+    return {"sqlqueue.queue": spec.name} | ({"sqlqueue.function": function} if function else {})
+
+
+def _attributes(job: Job) -> dict[str, Any]:
     return {
         "messaging.system": "sqlqueue",
+        "messaging.operation.name": "process",
         "messaging.operation.type": "process",
-        "messaging.destination.name": table,
-        "messaging.message.id": ",".join(map(str, job.claim.identity)),
-        "sqlqueue.attempt": job.claim.attempt,
-    }
+        "messaging.destination.name": job.handler.spec.name,
+        "messaging.message.id": key_text(job.claim.identity),
+        "sqlqueue.attempt": job.attempt,
+    } | ({"sqlqueue.function": job.function} if job.function else {})

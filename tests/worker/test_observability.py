@@ -36,7 +36,7 @@ from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
 from sqlqueue.worker.reports import CONNECTIONS, Address, address_of, serve_health
 from tests.support.harness import Database
-from tests.support.models import Task, Traced
+from tests.support.models import Job, Task, Traced
 from tests.support.workers import (
     PATIENCE,
     BlockingHandler,
@@ -104,6 +104,7 @@ def test_a_task_is_handled_within_the_trace_that_enqueued_it(db: Database, worke
     assert span.parent is not None
     assert (span.parent.trace_id, span.parent.span_id) == (here.trace_id, here.span_id)
     assert seen == [here.trace_id]
+    assert [link.context.span_id for link in span.links] == [here.span_id]
     assert span.attributes is not None
     assert span.attributes["sqlqueue.attempt"] == 1
 
@@ -357,6 +358,15 @@ def test_head(port: int) -> None:
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 
 
+def metric(exposed: bytes | None, name: str, **labels: str) -> float | None:
+    """Return the value of a metric whose labels that are not empty are these."""
+    families = text_string_to_metric_families((exposed or b"").decode())
+    samples = (
+        (each, {name: text for name, text in each.labels.items() if text}) for f in families for each in f.samples
+    )
+    return next((each.value for each, told in samples if (each.name, told) == (f"sqlqueue_{name}", labels)), None)
+
+
 def test_metrics_of_a_worker(
     sync_db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,9 +379,7 @@ def test_metrics_of_a_worker(
     blocking.wait_for()
 
     def value(name: str, **labels: str) -> float | None:
-        families = text_string_to_metric_families(ask(server.server_port, "/metrics")[2].decode())
-        found = (each for family in families for each in family.samples)
-        return next((each.value for each in found if (each.name, each.labels) == (f"sqlqueue_{name}", labels)), None)
+        return metric(ask(server.server_port, "/metrics")[2], name, **labels)
 
     with serving(worker.health, worker.metrics) as server:
         eventually(lambda: value("tasks_finished_total", queue="task", outcome="failed") == 1)
@@ -384,6 +392,43 @@ def test_metrics_of_a_worker(
         blocking.release()
         eventually(lambda: value("tasks_finished_total", queue="task", outcome="completed") == 1)
         eventually(lambda: "completed" in statuses(sync_db).values())
+
+
+def test_function_jobs_are_named_in_log_lines_spans_and_metrics(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = workers.make(name="mailer")
+
+    @worker.task(Job, name="shop.mail")
+    def mail(to: str) -> None:
+        if to == "nobody":
+            raise ValueError("no such address")
+
+    with sync_db.begin() as actor:
+        actor.session.add_all([mail.options(topic=to).job(to) for to in ("nobody", "ada")])
+    workers.start(worker)
+    eventually(lambda: set(statuses(sync_db, Job).values()) == {"retryable", "completed"})
+    (record,) = (each for each in caplog.records if hasattr(each, "outcome"))
+    assert re.match(r"job \d+ \(shop\.mail\): attempt 1/\d+ failed \(ValueError: no such", record.getMessage())
+    facts = {name: vars(record)[name] for name in ("queue", "function", "attempt", "worker")}
+    assert facts == {"queue": "job", "function": "shop.mail", "attempt": 1, "worker": "mailer"}
+    assert record.getMessage().startswith(f"job {vars(record)['key']} ")
+    spans = [span for span in SPANS.get_finished_spans() if span.name == "process job shop.mail"]
+    assert [(span.attributes or {})["sqlqueue.function"] for span in spans] == ["shop.mail"] * 2
+    of_function = {"queue": "job", "function": "shop.mail"}
+    for name in ("tasks_claimed_total", "task_duration_seconds_count"):
+        assert metric(worker.metrics(), name, **of_function) == 2
+    for outcome in ("completed", "failed"):
+        assert metric(worker.metrics(), "tasks_finished_total", **of_function, outcome=outcome) == 1
+    named = {"sqlqueue.queue": "job", "sqlqueue.function": "shop.mail", "sqlqueue.outcome": "failed"}
+    assert (named, 1) in measured()["sqlqueue.tasks"]
+
+
+def test_metrics_name_only_functions_that_the_worker_has_registered(sync_db: Database, workers: Workers) -> None:
+    """Rows could make any number of others."""
+    sync_db.insert(Job, [{"task": f"f{number}", "arguments": {}} for number in range(3)])
+    worker = workers.serve(Job, without_session(sync_db)).worker
+    eventually(lambda: metric(worker.metrics(), "tasks_finished_total", queue="job", outcome="completed") == 3)
 
 
 def test_queues_are_counted_only_while_the_metrics_are_read(sync_db: Database, workers: Workers) -> None:
