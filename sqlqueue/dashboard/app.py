@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, pages
+from . import access, actions, overview, pages
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -133,7 +133,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 _ROUTES = [
-    Route("/", pages.show_overview),
+    Route("/", overview.show_overview),
     Route("/errors", pages.show_errors),
     Route("/schedules", pages.show_schedules),
     Route("/limits", pages.show_limits),

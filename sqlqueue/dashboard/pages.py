@@ -20,7 +20,16 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..lifecycle.kind import Cause
 from ..model.companions import history_of, worker_table
-from ..operations import ErrorGroup, Explanation, Limit, PastAttempt, Pause, QueueOverview, QueueStats, WorkerInfo
+from ..operations import (
+    Bucket,
+    ErrorGroup,
+    Explanation,
+    Limit,
+    PastAttempt,
+    QueueOverview,
+    QueueStats,
+    WorkerInfo,
+)
 from ..operations.filtering import identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
 from ..queue.options import Status
@@ -29,27 +38,11 @@ from ..queue.spec import Identity, QueueSpec
 from ..transaction import open_
 from ..worker import HAS_PROMETHEUS, TEXT
 from .access import CELL, LONGEST, Exposure
-from .charts import DAY, HOUR, Chart, Period, chart_of
+from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
+from .overview import figures_of
 from .rendering import first_line
 from .requests import Filter, cursor, position, possible
 from .site import CAP, LIFETIME, Site, respond, site_of, viewer_of
-
-# -- the page of all queues -------------------------------------------------------------------------------------------
-
-
-async def show_overview(request: Request) -> Response:
-    """Show all queues."""
-    site = site_of(request)
-    specs = list(site.queues.values())
-    found = await site.read_each("figures", figures_of, specs)
-    charts = await site.read_each("hour", partial(chart_of, period=HOUR), specs, lifetime=HOUR.lifetime)
-    return respond(request, "overview.html", queues=list(zip(specs, found, charts, strict=True)))
-
-
-def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
-    """Read the figures of a queue and its pauses, which the page of the queue shares."""
-    return operations.overview(session, spec.entity, cap=CAP, scan=SCAN), operations.paused(session, spec.entity)
-
 
 # -- the page of a queue: its figures, and its tasks by a filter ------------------------------------------------------
 
@@ -82,7 +75,9 @@ async def show_queue(request: Request) -> Response:
         problem = str(error)
     figures, pauses = await site.read(("figures", spec), partial(figures_of, spec=spec), spec)
     stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
-    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
+    period = period_of(request)
+    read = partial(read_buckets, spec=spec, period=period)
+    buckets = await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
     return respond(
         request,
         "queue.html",
@@ -96,7 +91,10 @@ async def show_queue(request: Request) -> Response:
         figures=figures,
         pauses=pauses,
         stages=stages,
-        charts=[chart for chart in charts if chart is not None],
+        ended=None if buckets is None else Ended.of(buckets),
+        charts=[] if buckets is None else _charts(spec, buckets, period),
+        period=period,
+        periods=PERIODS,
         filter=chosen,
         problem=problem,
         tasks=tasks,
@@ -136,9 +134,13 @@ def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: first_line(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
-    read = partial(chart_of, spec=spec, period=period)
-    return await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
+def _charts(spec: QueueSpec, buckets: Sequence[Bucket], period: Period) -> list[Chart]:
+    queues = {spec.name: buckets}
+    times = {"running": lambda each: each.run_time, "waiting": lambda each: each.waiting_time}
+    return [
+        counts_chart(f"Ended {Ended.of(buckets).unit}", queues, period),
+        durations_chart("Run and wait times (95th percentile)", times, queues, period),
+    ]
 
 
 # -- the page of a task -----------------------------------------------------------------------------------------------
@@ -251,8 +253,15 @@ def _read_errors(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
 
 
 async def show_outboxes(request: Request) -> Response:
-    """Show how far behind each relay is."""
-    return await _show_each(request, "outbox.html", _read_figures, role="message_key")
+    """Show how far behind each relay is, and how much it published."""
+    site, period = site_of(request), period_of(request)
+    specs = [spec for spec in site.queues.values() if "message_key" in spec.columns]
+    found = await site.read_each("figures", figures_of, specs)
+    read = partial(read_buckets, period=period)
+    buckets = await site.read_each(period.name, read, specs, lifetime=period.lifetime)
+    ended = [None if each is None else Ended.of(each) for each in buckets]
+    queues = [(spec, figures, each) for spec, (figures, _), each in zip(specs, found, ended, strict=True)]
+    return respond(request, "outbox.html", queues=queues, period=period, periods=PERIODS)
 
 
 async def show_pipelines(request: Request) -> Response:

@@ -30,6 +30,7 @@ from .history import (
     count_old_attempts,
     errors,
     history,
+    indexed_timeline,
     prune_history,
     timeline,
 )

@@ -37,7 +37,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import ended, only, state, utcnow
 from ..transaction import Access, AnySession, is_restricted, open_, refuse_if_restricted, row_of, session_of, within
 from .filtering import identity
-from .paging import Window, Windows
+from .paging import Window, Windows, finds_finished
 from .recording import HASHED, Shown, moments_read, task_key
 
 # -- the finished attempts of a task ----------------------------------------------------------------------------------
@@ -436,15 +436,44 @@ def timeline(
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
     history = attempts_of(session, adapter, spec, scoped)
-    window = _Window(adapter, bucket, since, cap)
-    rows = adapter.rows.execute(session, spec, _asked(_tasks(window, spec, scoped), ("ran", "waited"))).all()
-    now: datetime = rows[0].moment
-    tasks = _read(rows)
+    return _timeline(session, spec, scoped, _Window(adapter, bucket, since, cap), history)
+
+
+def indexed_timeline(
+    session: Session, entity: type[QueueMixin], *, bucket: timedelta, since: timedelta, cap: int
+) -> list[Bucket] | None:
+    """Return what :func:`timeline` does for a whole queue, as far as indexes find it: never read a whole table.
+
+    There are no waiting times if no index finds finished tasks.  ``None`` without a history if that is so, or if the
+    queue deletes completed tasks.
+    """
+    spec = spec_of(entity)
+    adapter, scoped = open_(session, spec), within(session, spec, ())
+    history, is_indexed = attempts_of(session, adapter, spec, scoped), finds_finished(adapter, spec)
+    if history is None and (not is_indexed or spec.options.on_complete == "delete"):
+        return None
+    return _timeline(session, spec, scoped, _Window(adapter, bucket, since, cap), history, waits=is_indexed)
+
+
+def _timeline(
+    session: Session,
+    spec: QueueSpec,
+    where: Sequence[Where],
+    window: _Window,
+    history: History | None,
+    *,
+    waits: bool = True,
+) -> list[Bucket]:
+    def read(rows: Subquery, *measured: str) -> Sequence[Any]:
+        return window.adapter.rows.execute(session, spec, _asked(rows, measured)).all()
+
+    tasks = read(_tasks(window, spec, where), "ran", "waited") if waits or history is None else []
     if history is None:
-        return _filled(tasks, now, window)
-    attempts = _asked(_attempts(window, spec, history.table), ("ran",))
-    found = _read(adapter.rows.execute(session, spec, attempts).all())
-    return [_merged(*both) for both in zip(_filled(found, now, window), _filled(tasks, now, window), strict=True)]
+        return _filled(_read(tasks), tasks[0].moment, window)
+    attempts = read(_attempts(window, spec, history.table), "ran")
+    now: datetime = (tasks or attempts)[0].moment
+    both = zip(_filled(_read(attempts), now, window), _filled(_read(tasks), now, window), strict=True)
+    return [_merged(*each) for each in both]
 
 
 class _Window(NamedTuple):
