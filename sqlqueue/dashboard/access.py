@@ -135,7 +135,9 @@ class Action(StrEnum):
     SET_LIMIT = "set-limit"
     """Change how many tasks of a key may run at once."""
     RESCHEDULE = "reschedule"
-    """Change the schedules of recurring tasks."""
+    """Change the schedules of recurring tasks, and restart those that were stopped."""
+    UNSCHEDULE = "unschedule"
+    """Stop recurring tasks: end their recurrence."""
     DRAIN_WORKERS = "drain-workers"
     """Make workers finish their running tasks and exit."""
     STOP_WORKERS = "stop-workers"
@@ -146,7 +148,8 @@ class Action(StrEnum):
     @property
     def label(self) -> str:
         """The text of its buttons."""
-        return "Run again" if self is Action.RERUN else self.value.replace("-", " ").capitalize()
+        labels = {Action.RERUN: "Run again", Action.UNSCHEDULE: "Stop"}
+        return labels.get(self) or self.value.replace("-", " ").capitalize()
 
 
 ON_TASKS = frozenset({Action.RETRY, Action.RERUN, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})

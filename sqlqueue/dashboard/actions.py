@@ -107,6 +107,8 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
     where, schedule = what.criteria, what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")
+    if what.action is Action.UNSCHEDULE:
+        return lambda session: operations.unschedule(session, entity, *where)
     return lambda session: operations.reschedule(session, entity, *where, schedule=schedule)
 
 
@@ -116,7 +118,7 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
     match what.action:
         case Action.SET_LIMIT:
             return link("limits")
-        case Action.RESCHEDULE:
+        case Action.RESCHEDULE | Action.UNSCHEDULE:
             return link("schedules")
         case Action.PAUSE | Action.RESUME:
             return link("queue", name)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -28,12 +26,13 @@ from ..operations import (
     PastAttempt,
     QueueOverview,
     QueueStats,
+    RecurringTask,
     WorkerInfo,
 )
 from ..operations.filtering import identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
+from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
-from ..queue.schedules import parse
 from ..queue.spec import Identity, QueueSpec
 from ..transaction import open_
 from ..worker import HAS_PROMETHEUS, TEXT
@@ -285,51 +284,19 @@ def by_stage(session: Session, spec: QueueSpec) -> dict[str, QueueStats]:
 # -- the page of recurring tasks --------------------------------------------------------------------------------------
 
 SCHEDULE_ROWS = 200
-RUNS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurringTask:
-    """A recurring task and its next runs."""
-
-    key: str
-    status: str
-    schedule: str
-    runs: Sequence[datetime]
-    error: str
+"""The maximum number of recurring tasks that are shown of each queue."""
 
 
 async def show_schedules(request: Request) -> Response:
     """Show the recurring tasks of each queue, and when they run next."""
-    return await _show_each(request, "schedules.html", _read_schedules, role="schedule", most=SCHEDULE_ROWS)
+    waiting = {status.value for status in RUN_NOW.states}
+    return await _show_each(request, "schedules.html", _read_schedules, role="schedule", scanned=SCAN, waiting=waiting)
 
 
 def _read_schedules(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]:
     """Return recurring tasks, and whether there may be more."""
-    names = spec.attributes
-    shown = load_only(*(getattr(spec.entity, names[role]) for role in ("status", "schedule", "available_at", "error")))
-    found = page(session, spec.entity, spec["schedule"].is_not(None), limit=SCHEDULE_ROWS, options=[shown])
-    tasks = [
-        RecurringTask(
-            key=key_text(key_of(spec, task)),
-            status=getattr(task, names["status"]),
-            schedule=(schedule := getattr(task, names["schedule"])),
-            runs=list(_runs(schedule, getattr(task, names["status"]), getattr(task, names["available_at"]))),
-            error=first_line(getattr(task, names["error"])),
-        )
-        for task in reversed(found.tasks)
-    ]
-    return tasks, found.next is not None
-
-
-def _runs(schedule: str, status: str, moment: datetime) -> Iterator[datetime]:
-    """Yield the next runs of a waiting task."""
-    if status not in ("scheduled", "available", "retryable") or not isinstance(moment, datetime):
-        return
-    with suppress(ArgumentError):  # another program may have stored an invalid schedule
-        for _ in range(RUNS):
-            yield moment
-            moment = parse(schedule).after(moment)
+    found, more = operations.recurring_tasks(session, spec.entity, first=SCAN, limit=SCHEDULE_ROWS)
+    return [replace(task, error=first_line(task.error) if task.error else None) for task in found], more
 
 
 # -- the page of limits -----------------------------------------------------------------------------------------------

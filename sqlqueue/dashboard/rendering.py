@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, is_dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
+from functools import lru_cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -16,6 +18,7 @@ from markupsafe import Markup
 from .._support.texts import key_text, readable
 from ..operations import QueueStats
 from ..queue.options import FINAL, Status
+from ..queue.schedules import Every, parse
 from ..sql import NEVER
 
 _DAY, _HOUR, _MINUTE = 86_400, 3_600, 60
@@ -120,6 +123,28 @@ def _titled(value: datetime, text: str) -> Markup:
     return at.format(value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S} UTC", text)
 
 
+def in_zone(value: datetime, zone: tzinfo) -> Markup:
+    """Return a time in a time zone, and in UTC if that is another."""
+    text = f"{value.astimezone(zone):%a %d %b %Y %H:%M %Z}"
+    return _titled(value, text) if zone in (UTC, ZoneInfo("UTC")) else _titled(value, f"{text}, {value:%H:%M} UTC")
+
+
+@lru_cache(maxsize=1024)
+def in_words(schedule: str) -> str:
+    """Return a stored schedule in words, or as it is if it cannot be told."""
+    try:
+        found = parse(schedule)
+        if isinstance(found, Every):
+            return f"Every {span(found.interval)}"
+        from cron_descriptor import Options, get_description  # noqa: PLC0415
+
+        options = Options()
+        options.locale_code, options.use_24hour_time_format = "en_US", True
+        return f"{get_description(found.expression, options)} ({found.timezone})"
+    except Exception:  # another program may have stored anything, or this host may lack a time zone
+        return schedule
+
+
 def told(value: object, indent: int | None = None) -> str:
     """Return a value of a column as text: structures as JSON, others as people write them; never as Python code."""
     plain = _plain(value)
@@ -173,6 +198,6 @@ templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-templates.filters.update(span=span, moment=moment, ago=ago, since=since, told=told)
-templates.filters.update(first_line=first_line, badge=badge, key=key_text)
+templates.filters.update(span=span, moment=moment, ago=ago, since=since, in_zone=in_zone, told=told)
+templates.filters.update(first_line=first_line, badge=badge, in_words=in_words, key=key_text)
 templates.globals.update(figure=figure)

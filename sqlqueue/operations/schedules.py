@@ -139,6 +139,8 @@ class RecurringTask:
     evaluate the schedule."""
     error: str | None
     """The error of the last run, if that failed."""
+    at: datetime
+    """When this was read, by the database's clock."""
 
     @property
     def zone(self) -> tzinfo:
@@ -152,13 +154,18 @@ class RecurringTask:
 
 
 def recurring_tasks(
-    session: AnySession, entity: type[QueueMixin], *where: Where, first: int | None = None
+    session: AnySession,
+    entity: type[QueueMixin],
+    *where: Where,
+    first: int | None = None,
+    limit: int | None = None,
 ) -> tuple[list[RecurringTask], bool]:
     """Return tasks with a schedule that satisfy ``where``, in the order of their primary keys, and whether there may be
     more.
 
     ``first``: how many rows are read, the lowest primary keys first, because no index finds tasks with a schedule; all
-    by default.  Locks nothing.  Raises :class:`.ArgumentError` if tasks of ``entity`` cannot recur.
+    by default.  ``limit``: the maximum number of tasks to return.  Locks nothing.  Raises :class:`.ArgumentError` if
+    tasks of ``entity`` cannot recur.
     """
     spec = recurring_spec(entity)
     session = session_of(session)
@@ -172,9 +179,11 @@ def recurring_tasks(
     read = select(*keys, *named, utcnow().label("now")).where(chosen).order_by(*spec.primary_key)
     some = read.limit(first).subquery("some")
     statement = select(some).where(some.c.schedule.is_not(None)).order_by(*(some.c[each.name] for each in keys))
-    found = rows.execute(session, spec, statement).all()
+    found = rows.execute(session, spec, statement if limit is None else statement.limit(limit + 1)).all()
     width = len(keys)
-    tasks = [_recurring_task(spec, tuple(row[:width]), dict(row._mapping)) for row in found]
+    tasks = [_recurring_task(spec, tuple(row[:width]), dict(row._mapping)) for row in found[:limit]]
+    if len(tasks) < len(found):
+        return tasks, True
     beyond: Select[Any] = (
         select(literal_column("1")).where(chosen).order_by(*spec.primary_key).offset(first or 0).limit(1)
     )
@@ -193,6 +202,7 @@ def _recurring_task(spec: QueueSpec, identity: Identity, row: Mapping[str, Any])
         last_run=row["claimed_at"],
         next_runs=tuple(islice(_next_runs(spec.options.missed, row), RUNS)),
         error=row["error"],
+        at=row["now"],
     )
 
 

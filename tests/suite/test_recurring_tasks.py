@@ -79,3 +79,7 @@ def test_rows_beyond_a_bound_are_not_read(sync_db: Database) -> None:
         assert ([each.unique_key for each in some], is_cut) == (["a", "b"], True)
         every, is_cut = session.run(recurring_tasks, Chore, first=4)
         assert (len(every), is_cut) == (3, False)
+        some, is_cut = session.run(recurring_tasks, Chore, first=4, limit=2)
+        assert ([each.unique_key for each in some], is_cut) == (["a", "b"], True)
+        every, is_cut = session.run(recurring_tasks, Chore, limit=3)
+        assert (len(every), is_cut) == (3, False)

@@ -43,6 +43,15 @@ function refocus(root, focused, path) {
   if (found) found.focus({ preventScroll: true });
 }
 
+function tellLocalTimes(root) {
+  for (const each of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(each.dateTime);
+    if (isNaN(moment)) continue;
+    const here = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+    each.title = `${here} here, ${moment.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  }
+}
+
 async function refresh() {
   try {
     const headers = etag ? { "If-None-Match": etag } : {};
@@ -50,6 +59,7 @@ async function refresh() {
     if (answer.status === 200) {
       etag = answer.headers.get("ETag");
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      tellLocalTimes(page);
       for (const old of document.querySelectorAll("[data-live]")) {
         const fresh = part(old.id, page);
         if (fresh) replace(old, fresh);
@@ -131,5 +141,6 @@ document.addEventListener("change", (event) => {
 });
 
 document.addEventListener("visibilitychange", () => plan(0));
+tellLocalTimes(document);
 tell();
 plan();
