@@ -97,6 +97,7 @@ class AsyncQueueSession(AsyncSession):
     workers = _awaited(operations.workers)
     unserved = _awaited(operations.unserved)
     drain_workers = _awaited(operations.drain_workers)
+    release_workers = _awaited(operations.release_workers)
     stop_workers = _awaited(operations.stop_workers)
     set_concurrency = _awaited(operations.set_concurrency)
 

@@ -47,6 +47,7 @@ class QueueSession(Session):
     workers = operations.workers
     unserved = operations.unserved
     drain_workers = operations.drain_workers
+    release_workers = operations.release_workers
     stop_workers = operations.stop_workers
     set_concurrency = operations.set_concurrency
 

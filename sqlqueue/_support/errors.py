@@ -67,6 +67,11 @@ class WorkerTokens:
         """Return a new token."""
         return -(self.worker << _LOWER | secrets.randbits(_LOWER))
 
+    @classmethod
+    def of(cls, token: int) -> WorkerTokens:
+        """Return the tokens of the worker whose claim has this one."""
+        return cls(-token >> _LOWER)
+
     @property
     def bounds(self) -> tuple[int, int]:
         """The lowest and the highest token."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import gc
+import hashlib
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,61 @@ def settle_in() -> None:
     young, *older = gc.get_threshold()
     if young:  # collection is enabled
         gc.set_threshold(max(young, YOUNG_OBJECTS), *older)
+
+
+# -- whether a process has ended, known for the processes of this machine and container -------------------------------
+
+LONGEST_BIRTH = 64
+"""The maximum length of :func:`birth_of`."""
+_STARTED = 19
+"""The place of the start time after the state in ``/proc/[pid]/stat``."""
+
+
+def birth_of(process: int) -> str | None:
+    """Return a text that tells this process from all others, past and future ones; ``None`` if there is no such
+    process, or where the system does not tell.
+
+    It names the boot of the machine, the namespaces in which the number is that of the process, and its start.
+    Another namespace can have the same name only once all processes of the former one have ended.
+    """
+    place, status = _place(), _status(process)
+    return None if place is None or status is None else f"{place} {status[_STARTED]}"
+
+
+def has_ended(process: int, birth: str | None) -> bool:
+    """Return whether the process with this :func:`birth_of` is known to have ended.
+
+    False for processes of other machines and containers, about which nothing is known here.
+    """
+    place = _place()
+    if place is None or birth is None or not birth.startswith(f"{place} "):
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it belongs to another user
+        pass
+    status = _status(process)
+    return status is not None and (status[0] == "Z" or birth != f"{place} {status[_STARTED]}")
+
+
+def _status(process: int) -> Sequence[str] | None:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+@cache
+def _place() -> str | None:
+    """Return a text that identifies this boot of this machine and the namespaces of this process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time")]
+    except OSError:
+        return None
+    return hashlib.sha256(" ".join([socket.gethostname(), boot, *spaces]).encode()).hexdigest()[:32]
 
 
 # -- the sockets of drivers' connections: shutting them down from any thread, and detecting that the other end is

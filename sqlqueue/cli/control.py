@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
@@ -199,65 +199,103 @@ class WorkerCommand(StrEnum):
     DRAIN = "drain"
     STOP = "stop"
     SET_CONCURRENCY = "set-concurrency"
+    RELEASE = "release"
 
 
 Do = Annotated[
     WorkerCommand | None,
-    typer.Argument(metavar="ACTION", parser=choice(WorkerCommand), help="drain, stop or set-concurrency."),
+    typer.Argument(metavar="ACTION", parser=choice(WorkerCommand), help="drain, stop, set-concurrency or release."),
 ]
-Number = Annotated[
-    int | None,
-    typer.Argument(metavar="N", min=1, max=MOST_AT_ONCE, help="With set-concurrency: the number of concurrent calls."),
+Given = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="N|NAME",
+        help="With set-concurrency: the number of concurrent calls. With the others: the worker, as with --worker.",
+    ),
 ]
-Name = Annotated[str | None, typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id; for release also by host."),
+]
+Force = Annotated[bool, typer.Option("--force", help="With release: even if the worker is not silent.")]
 
 
 def workers(
     target: Target,
     action: Do = None,
-    number: Number = None,
+    given: Given = None,
     *,
     url: Url,
     worker: Name = None,
+    force: Force = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the running workers, and the queues that none of them serves; or send workers a command.
+    """Show the workers, and the queues that none of them serves; send workers a command, or release their tasks.
 
         sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base
-        sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base drain --worker web-1:211
+        sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base drain web-1:211
+        sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base release web-1
 
-    Workers are registered in the table of a model that derives from WorkerMixin, which the application must have. A
-    worker that has not reported for 35 seconds is dead: it was killed, or cannot reach the database.
+    Workers are registered in the table of a model that derives from WorkerMixin, which the application must have.
+    live: the worker works. stalled: its event loop stands still, usually because a coroutine blocks it; its log says
+    where. silent: it has not reported for 35 seconds, because it was killed, or cannot reach the database.
 
     drain: stop claiming, finish running tasks however long they take, and exit. stop: exit as on SIGTERM, with the
     worker's grace period. Processes that end are not replaced by sqlqueue work. set-concurrency N: run N calls of each
     handler at a time; without N, as many as it was registered with. Workers respond within ten seconds.
 
+    release: make the tasks of a silent worker, or of all silent ones of a host, available to others, instead of waiting
+    for the ends of their leases. No attempt counts. If such a worker still runs, it cannot settle these tasks any more,
+    but what its handlers do outside of the database may happen twice. Workers that are not silent are refused, unless
+    you give --force.
+
     With --json: an object of workers and unserved, an array of tables; after a command also told, the number of workers
-    that it was sent to. Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle,
-    last_claim_at, memory (bytes), command, concurrency and handlers: an array of queue, functions, whole, slots and
-    busy.
+    that it was sent to, and after release the numbers released and locked. Each worker has id, name, host, process,
+    state, started_at, seen_at, stalled_at, version, slots, busy, idle, last_claim_at, memory (bytes), command,
+    concurrency and handlers: an array of queue, functions, whole, slots and busy.
 
     Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not respond, or a
     missing --yes without a terminal.
     """
     base = load(target)
-    if number is not None and action is not WorkerCommand.SET_CONCURRENCY:
-        raise refusal("a number is allowed only with set-concurrency")
+    number, worker = _given(action, given, worker)
+    if force and action is not WorkerCommand.RELEASE:
+        raise refusal("--force is allowed only with release")
     check_registered(base)
-    if action is WorkerCommand.DRAIN or action is WorkerCommand.STOP:
-        confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
-    told = None if action is None else transact(url, lambda session: _tell(session, base, action, number, worker))
-    if told == 0 and worker is not None:
+    if action is not None and action is not WorkerCommand.SET_CONCURRENCY:
+        tasks = "the tasks of " if action is WorkerCommand.RELEASE else ""
+        confirm(f"{action.value} {tasks}{worker or 'all workers'}", yes=yes)
+    done: dict[str, int] = {}
+    if action is WorkerCommand.RELEASE:
+        released = transact(url, lambda session: operations.release_workers(session, base, worker or "", force=force))
+        done = {"released": released, "locked": released.locked}
+    elif action is not None:
+        done = {"told": transact(url, lambda session: _tell(session, base, action, number, worker))}
+    if done.get("told") == 0 and worker is not None:
         raise refusal(f"no live worker is called {worker}")
     found, unserved = transact(url, lambda s: (operations.workers(s, base), operations.unserved(s, base)))
     tables = [model.__queue_spec__.name for model in unserved]
     if as_json:
-        facts = {"workers": [_worker_facts(each) for each in found], "unserved": tables}
-        print_json(facts if told is None else {**facts, "told": told})
+        print_json({"workers": [_worker_facts(each) for each in found], "unserved": tables, **done})
     else:
-        _show_workers(found, tables, told)
+        _show_workers(found, tables, done)
+
+
+def _given(action: WorkerCommand | None, given: str | None, worker: str | None) -> tuple[int | None, str | None]:
+    """Return the number of calls, and the name of the worker."""
+    number: int | None = None
+    if action is WorkerCommand.SET_CONCURRENCY and given is not None:
+        if not given.isdecimal() or not 1 <= int(given) <= MOST_AT_ONCE:
+            raise refusal(f"set-concurrency {given}: give a number from 1 to {MOST_AT_ONCE:,}")
+        number = int(given)
+    elif given is not None:
+        if worker is not None:
+            raise refusal(f"both {given} and --worker {worker} are given: name one worker")
+        worker = given
+    if action is WorkerCommand.RELEASE and not worker:
+        raise refusal("release needs the name, id or host of the workers")
+    return number, worker
 
 
 def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
@@ -266,13 +304,16 @@ def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None
             return operations.drain_workers(session, base, worker)
         case WorkerCommand.STOP:
             return operations.stop_workers(session, base, worker)
-        case WorkerCommand.SET_CONCURRENCY:
-            return operations.set_concurrency(session, base, number, worker)
+    return operations.set_concurrency(session, base, number, worker)
 
 
-def _show_workers(found: list[WorkerInfo], unserved: list[str], told: int | None) -> None:
-    if told is not None:
+def _show_workers(found: list[WorkerInfo], unserved: list[str], done: Mapping[str, int]) -> None:
+    if (told := done.get("told")) is not None:
         say(f"The command was sent to {told} worker{'s' * (told != 1)}.")
+    if (released := done.get("released")) is not None:
+        say(f"{released} task{'s were' if released != 1 else ' was'} released.")
+    if locked := done.get("locked"):
+        say(f"{locked} more wait for transactions that have locked them, or for the ends of their leases.")
     if found:
         headings = ["Worker", "busy", "slots", "MiB", "state", "seen", "started", "version", "serves"]
         print_table(headings, [_worker_row(each) for each in found], numbers=3)
@@ -290,16 +331,13 @@ def _worker_row(each: WorkerInfo) -> list[object]:
 
 
 def _worker_state(each: WorkerInfo) -> str:
-    if not each.is_live:
-        return "dead"
-    return "live" if each.command is None else f"{each.command.value} requested"
+    return each.state if each.command is None else f"{each.state}, {each.command} requested"
 
 
 def _worker_facts(each: WorkerInfo) -> dict[str, object]:
     return {
         **facts(each, "id", "name", "host", "process", "started_at", "seen_at", "version", "slots", "busy", "idle"),
-        "live": each.is_live,
-        **facts(each, "last_claim_at", "memory"),
+        **facts(each, "state", "stalled_at", "last_claim_at", "memory"),
         "command": None if each.command is None else each.command.value,
         "concurrency": each.concurrency,
         "handlers": [facts(handler, "queue", "functions", "whole", "slots", "busy") for handler in each.handlers],

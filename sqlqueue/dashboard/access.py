@@ -144,6 +144,8 @@ class Action(StrEnum):
     """Make workers exit as on SIGTERM."""
     SET_CONCURRENCY = "set-concurrency"
     """Change how many calls of each handler workers run at a time."""
+    RELEASE_WORKERS = "release-workers"
+    """Release the tasks of silent workers."""
 
     @property
     def label(self) -> str:
@@ -153,7 +155,7 @@ class Action(StrEnum):
 
 
 ON_TASKS = frozenset({Action.RETRY, Action.RERUN, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})
-ON_WORKERS = frozenset({Action.DRAIN_WORKERS, Action.STOP_WORKERS, Action.SET_CONCURRENCY})
+ON_WORKERS = frozenset({Action.DRAIN_WORKERS, Action.STOP_WORKERS, Action.SET_CONCURRENCY, Action.RELEASE_WORKERS})
 ON_QUEUES = frozenset(Action) - ON_WORKERS
 
 

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from .. import operations
 from .._support.texts import logger_of, readable
 from ..diagnostics.check import Target
-from ..operations import WorkerInfo
+from ..operations import WorkerInfo, WorkerState
 from ..operations.paging import SCAN
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .requests import Query, RequestedAction, permitted, requested_action
@@ -154,9 +154,14 @@ class WorkerCommand:
     number: str
     """The number of calls at a time, as entered; if empty, as many as the handlers were registered with."""
 
+    @property
+    def releases(self) -> bool:
+        """Whether it releases the tasks of a silent worker, instead of being sent to one that is not."""
+        return self.action is Action.RELEASE_WORKERS
+
 
 async def confirm_command(request: Request) -> Response:
-    """Show which workers would receive a command, and the form that sends it."""
+    """Show which workers a command concerns, and the form that sends it."""
     command = _command(request, request.query_params)
     return respond(request, "command.html", command=command, told=await _concerned(request, command))
 
@@ -167,8 +172,9 @@ async def send_command(request: Request) -> Response:
     site, viewer = site_of(request), viewer_of(request)
     told = await _concerned(request, command)
     logger.info("%s: %s", viewer.name, _command_text(command, told))
-    if not await site.change(_sending(command, site.target)):
-        raise HTTPException(409, "This worker is no longer live.")
+    if not told:
+        raise HTTPException(409, "This worker is not silent." if command.releases else "This worker is no longer live.")
+    await site.change(_sending(command, site.target))
     return RedirectResponse(links_of(request)("workers"), 303)
 
 
@@ -176,17 +182,18 @@ def _command(request: Request, fields: Query) -> WorkerCommand:
     """Return the requested command; 400 if the request names neither a worker nor all of them."""
     action = permitted(request, ON_WORKERS)
     worker = fields.get("worker", "").strip() or None
-    if worker is None and fields.get("scope") != "all":
+    if worker is None and (fields.get("scope") != "all" or action is Action.RELEASE_WORKERS):
         raise HTTPException(400, "Select a worker first.")
     return WorkerCommand(action=action, worker=worker, number=fields.get("number", "").strip())
 
 
 async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
-    """Return the live workers that would receive a command."""
+    """Return the workers that a command concerns: silent ones whose tasks it releases, or others that receive it."""
     site = site_of(request)
     read = site.time_limited(lambda session: operations.workers(session, site.target), site.first)
     found = await site.database.run(read)
-    return [each for each in found if each.is_live and command.worker in (None, each.id)]
+    named = (each for each in found if command.worker in (None, each.id))
+    return [each for each in named if (each.state is WorkerState.SILENT) is command.releases]
 
 
 def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
@@ -195,6 +202,8 @@ def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]
             return lambda session: operations.drain_workers(session, target, command.worker)
         case Action.STOP_WORKERS:
             return lambda session: operations.stop_workers(session, target, command.worker)
+        case Action.RELEASE_WORKERS:
+            return lambda session: operations.release_workers(session, target, command.worker or "")
     number = whole_number(command.number) if command.number else None
     return lambda session: operations.set_concurrency(session, target, number, command.worker)
 
@@ -202,7 +211,7 @@ def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]
 def _command_text(command: WorkerCommand, told: list[WorkerInfo]) -> str:
     names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
     number = f" {command.number or 'as registered'}" if command.action is Action.SET_CONCURRENCY else ""
-    return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none is live'}")
+    return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none'}")
 
 
 # -- the colours that a viewer chooses, which only this browser stores -------------------------------------------------

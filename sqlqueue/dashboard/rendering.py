@@ -37,6 +37,9 @@ MARKS: Mapping[str, str] = {
     "crashed": "‼",
     "released": "○",
     "snoozed": "◷",
+    "live": "▶",
+    "stalled": "‼",
+    "silent": "‼",
 }
 """A shape for each state, so that it is not shown by colour alone."""
 

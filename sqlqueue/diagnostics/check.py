@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, MetaData, Select, Subquery, and_, func, inspect, literal, literal_column, select
@@ -16,7 +15,7 @@ from .._support.texts import UNREADABLE, key_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.connections import AUTOCOMMIT, READ_COMMITTED
-from ..model.companions import worker_table
+from ..model.companions import WorkerState, worker_state, worker_table
 from ..model.declaration import queues
 from ..queue.options import FINAL, Status
 from ..queue.schedules import is_known_here, unknown_here
@@ -41,11 +40,6 @@ from .drift import (
 
 # -- checks whether live workers serve the queues, if workers are registered ------------------------------------------
 
-EVERY = timedelta(seconds=10)
-"""The time between two reports of a worker."""
-LIVE = timedelta(seconds=35)
-"""The maximum age of the last report of a live worker: three reports may be missed."""
-
 
 def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
     """Yield a note for each queue that no live worker serves.  Yields nothing if workers are not registered.
@@ -57,8 +51,15 @@ def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[F
         return
     if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
         return
-    rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.handlers)).all()
-    live = {handler["queue"] for now, seen_at, handlers in rows if seen_at >= now - LIVE for handler in handlers}
+    rows = connection.execute(
+        select(utcnow().label("now"), table.c.seen_at, table.c.stalled_at, table.c.handlers)
+    ).all()
+    live = {
+        handler["queue"]
+        for now, seen_at, stalled_at, handlers in rows
+        if worker_state(now - seen_at, is_stalled=stalled_at is not None) is WorkerState.LIVE
+        for handler in handlers
+    }
     for spec in specs:
         if spec.holds_tasks and spec.table.fullname not in live:
             message = f"no live worker serves {spec.table.fullname}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, String, Table, event
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Mapped, Mapper
 from sqlalchemy.sql.elements import conv
 
 from .._support.errors import ConfigurationError
+from .._support.processes import LONGEST_BIRTH
 from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
 from ..queue.options import HistoryOptions
 from ..queue.spec import QueueSpec, index_name
@@ -49,6 +51,14 @@ def companion_table(mixin: type[CompanionMixin], metadata: MetaData) -> Table | 
             f"all queues share one table, not {names}: derive only one model from {mixin.__name__}"
         )
     return found[0] if found else None
+
+
+def needed_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str) -> Table:
+    """Return the table of the model that derives from ``mixin``; raise :func:`missing_companion` if there is none."""
+    table = companion_table(mixin, spec.table.metadata)
+    if table is None:
+        raise missing_companion(mixin, spec, problem)
+    return table
 
 
 def missing_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str) -> ConfigurationError:
@@ -209,6 +219,30 @@ _LONGEST_ID = 32
 _LONGEST_COMMAND = 16
 
 
+EVERY = timedelta(seconds=10)
+"""The time between two reports of a worker."""
+LIVE = timedelta(seconds=35)
+"""The age of the last report from which on a worker is silent: three reports may be missed."""
+
+
+class WorkerState(StrEnum):
+    """The state of a worker, by one word everywhere."""
+
+    LIVE = "live"
+    """It works."""
+    STALLED = "stalled"
+    """Its event loop stands still: it claims nothing, but extends the leases of its tasks."""
+    SILENT = "silent"
+    """It has not reported for 35 seconds: it was killed, or it cannot reach the database."""
+
+
+def worker_state(unheard: timedelta, *, is_stalled: bool) -> WorkerState:
+    """Return the state of a worker whose last report is ``unheard`` old, according to which it was stalled or not."""
+    if unheard > LIVE:
+        return WorkerState.SILENT
+    return WorkerState.STALLED if is_stalled else WorkerState.LIVE
+
+
 def _worker_columns() -> dict[str, dict[str, Any]]:
     required, optional = {"nullable": False}, {"nullable": True}
     return {
@@ -216,8 +250,11 @@ def _worker_columns() -> dict[str, dict[str, Any]]:
         "name": {"type_": text_type(LONGEST_NAME), **required},
         "host": {"type_": text_type(LONGEST_NAME), **required},
         "process": {"type_": Integer(), **required},
+        "birth": {"type_": String(LONGEST_BIRTH), **optional},
+        "claimer": {"type_": Integer(), **required},
         "started_at": {"type_": timestamp_type(), **required},
         "seen_at": {"type_": timestamp_type(), **required},
+        "stalled_at": {"type_": timestamp_type(), **optional},
         "version": {"type_": text_type(LONGEST_NAME), **optional},
         "handlers": {"type_": json_type(), **required},
         "last_claim_at": {"type_": timestamp_type(), **optional},
@@ -247,9 +284,15 @@ class WorkerMixin(CompanionMixin):
         """The worker's name, as stored in ``claimed_by`` of its tasks."""
         host: Mapped[str]
         process: Mapped[int]
+        birth: Mapped[str | None]
+        """Tells the process from all others of its machine, past ones included; ``None`` where the system cannot."""
+        claimer: Mapped[int]
+        """The number that distinguishes its claims from those of all other workers."""
         started_at: Mapped[datetime]
         seen_at: Mapped[datetime]
         """When the worker last wrote the row, by the database's clock."""
+        stalled_at: Mapped[datetime | None]
+        """Since when its event loop has been standing still, if it does."""
         version: Mapped[str | None]
         """The version of the application, as given to the worker."""
         handlers: Mapped[list[dict[str, Any]]]

@@ -1,25 +1,9 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
+from ..model.companions import WorkerState
 from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_in_turns, claim_many, claiming, consume, consume_many
-from .control import (
-    Command,
-    HandlerInfo,
-    Limit,
-    Pause,
-    WorkerInfo,
-    check_registered,
-    drain_workers,
-    limits,
-    pause,
-    paused,
-    resume,
-    set_concurrency,
-    set_limit,
-    stop_workers,
-    unserved,
-    workers,
-)
+from .control import Limit, Pause, limits, pause, paused, resume, set_limit
 from .enqueueing import OnConflict, enqueue
 from .history import (
     LAST,
@@ -42,6 +26,19 @@ from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release
 from .statistics import CAP, QueueOverview, QueueStats, abandoned, overview, stats, stats_by
 from .upkeep import promote
 from .why import Explanation, why
+from .workers import (
+    Command,
+    HandlerInfo,
+    Released,
+    WorkerInfo,
+    check_registered,
+    drain_workers,
+    release_workers,
+    set_concurrency,
+    stop_workers,
+    unserved,
+    workers,
+)
 
 __all__ = [
     "Bucket",
@@ -58,7 +55,9 @@ __all__ = [
     "QueueOverview",
     "QueueStats",
     "Reactivated",
+    "Released",
     "WorkerInfo",
+    "WorkerState",
     "abandoned",
     "cancel",
     "claim",
@@ -85,6 +84,7 @@ __all__ = [
     "prune",
     "prune_history",
     "release",
+    "release_workers",
     "rerun",
     "reschedule",
     "rescue",

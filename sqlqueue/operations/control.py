@@ -1,32 +1,22 @@
-"""What operators set for all workers: limits, pauses, commands; and which workers there are."""
+"""What operators set for all workers: limits and pauses; and which functions no worker claims."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Any, TypeGuard
+from typing import Any
 
 from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal_column, select, update
 from sqlalchemy.orm import Session
 
 from .._support import checks
-from .._support.checks import at_once, count
 from .._support.errors import ArgumentError
 from .._support.texts import error_text
-from ..diagnostics.check import LIVE, Target, specs_of
 from ..dialects.base import Adapter
 from ..kinds.columns import LONGEST_TOPIC
 from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
-from ..model.companions import (
-    CompanionMixin,
-    PauseMixin,
-    WorkerMixin,
-    companion_table,
-    missing_companion,
-    worker_table,
-)
+from ..model.companions import PauseMixin, companion_table, needed_companion
 from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
@@ -244,14 +234,7 @@ def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tupl
 
 
 def _pauses_table(spec: QueueSpec) -> Table:
-    return _needed_table(PauseMixin, spec, f"{spec.entity.__name__} cannot be paused")
-
-
-def _needed_table(mixin: type[CompanionMixin], spec: QueueSpec, problem: str) -> Table:
-    table = companion_table(mixin, spec.table.metadata)
-    if table is None:
-        raise missing_companion(mixin, spec, problem)
-    return table
+    return needed_companion(PauseMixin, spec, f"{spec.entity.__name__} cannot be paused")
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:
@@ -338,214 +321,3 @@ def _waiting(
 def _oldest(adapter: Adapter, pick: Pick) -> Any:
     first = adapter.rows.select_candidates(pick, pick.spec["available_at"].label("moment")).subquery("first")
     return select(func.min(first.c.moment)).scalar_subquery()
-
-
-# -- reads which workers are running, and sends them commands, through rows in the database ---------------------------
-
-DEFAULT_LIMIT = 1_000
-"""The number of workers that :func:`workers` reads by default."""
-
-
-class Command(StrEnum):
-    """A command that a worker has been given."""
-
-    DRAIN = "drain"
-    """Claim nothing more, finish the running tasks however long they take, then end."""
-    STOP = "stop"
-    """End as on SIGTERM: running tasks get the worker's grace period."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerInfo:
-    """One handler of a worker, as of its last report."""
-
-    queue: str
-    """The table of the queue."""
-    functions: tuple[str, ...] | None
-    """The names of its registered functions; ``None`` unless it serves a :class:`.JobMixin` by functions."""
-    whole: bool
-    """Whether it takes all tasks of the queue; otherwise it has criteria, or only some functions."""
-    slots: int
-    """How many calls run at a time."""
-    busy: int
-    """How many were running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """A worker, as of its last report."""
-
-    id: str
-    """Identifies one run of the worker, for commands to it alone."""
-    name: str
-    """Its name, as stored in ``claimed_by`` of its tasks."""
-    host: str
-    """The name of its host."""
-    process: int
-    """Its process ID."""
-    started_at: datetime
-    """When it started, by the database's clock, like all times here."""
-    seen_at: datetime
-    """The time of its last report: one every ten seconds."""
-    is_live: bool
-    """Whether it reported within the last 35 seconds.  A worker that shuts down cleanly is no longer registered."""
-    version: str | None
-    """The version of the application, as given to the worker."""
-    handlers: tuple[HandlerInfo, ...]
-    """The handlers that it serves."""
-    last_claim_at: datetime | None
-    """When it claimed its last task."""
-    memory: int | None
-    """The resident memory of its process in bytes, without child processes."""
-    command: Command | None
-    """The command that it has been given."""
-    concurrency: int | None
-    """The commanded number of calls that each handler runs at a time; ``None``: the number with which it was
-    registered."""
-
-    @property
-    def slots(self) -> int:
-        """The number of calls that run at a time, in all handlers."""
-        return sum(handler.slots for handler in self.handlers)
-
-    @property
-    def busy(self) -> int:
-        """The number of slots that were running a call."""
-        return sum(handler.busy for handler in self.handlers)
-
-    @property
-    def idle(self) -> int:
-        """The number of idle slots."""
-        return max(0, self.slots - self.busy)
-
-
-def workers(session: AnySession, target: Target, *, limit: int | None = DEFAULT_LIMIT) -> list[WorkerInfo]:
-    """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
-
-    For a model, these are the workers that serve its queue.  Workers whose last report is older than 35 seconds are
-    included, until others remove their rows after an hour; ``is_live`` distinguishes them, by the database's clock.  If
-    there are more than ``limit``, those that reported last are read; ``None`` reads all.  Runs one statement, without
-    locks. Empty if the application has no model for workers, see :class:`.WorkerMixin`.
-    """
-    if limit is not None:
-        count("limit", limit)
-    specs = specs_of(target)
-    table = worker_table(specs[0].table.metadata)
-    if table is None:
-        return []
-    session = session_of(session)
-    adapter = open_(session, specs[0])
-    asked = select(utcnow().label("now"), *table.c)
-    if limit is not None:
-        asked = asked.order_by(table.c.seen_at.desc(), table.c.id).limit(limit)
-    rows: Any = adapter.rows.execute(session, specs[0], asked).mappings()
-    found = [_info(row) for row in rows]
-    tables = {spec.table.fullname for spec in specs}
-    mine = [each for each in found if any(handler.queue in tables for handler in each.handlers)]
-    return sorted(mine, key=lambda each: (each.name, each.started_at, each.id))
-
-
-def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
-    """Return the models of the queues of ``target`` that no live worker serves; none if the application has no model
-    for workers, see :class:`.WorkerMixin`.
-
-    A worker whose handlers have criteria serves the queue, whatever they are.  Runs one statement, without locks.
-    """
-    specs = specs_of(target)
-    if worker_table(specs[0].table.metadata) is None:
-        return []
-    live = [handler.queue for each in workers(session, target, limit=None) if each.is_live for handler in each.handlers]
-    return [spec.entity for spec in specs if spec.holds_tasks and spec.table.fullname not in live]
-
-
-def drain_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
-    """Command workers to claim nothing more, finish their running tasks however long that takes, and exit.
-
-    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or name of the workers to command; by default all.  Runs
-    in the session's transaction; workers read the command within ten seconds of the commit. Their processes end with
-    status 0, and ``sqlqueue work`` does not replace them, but a service manager that always restarts processes does.
-
-    Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` if the application
-    has no model for workers, see :class:`.WorkerMixin`, and :class:`.ArgumentError` in a session that sees only some of
-    the tasks of these queues, because of its criteria or row-level security.
-    """
-    return _tell(session, target, worker, {"command": Command.DRAIN.value})
-
-
-def stop_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
-    """Command workers to exit as on SIGTERM, with the grace period for running tasks. See :func:`drain_workers`."""
-    return _tell(session, target, worker, {"command": Command.STOP.value})
-
-
-def set_concurrency(session: AnySession, target: Target, number: int | None, worker: str | None = None) -> int:
-    """Set how many calls each handler of some workers runs at a time, at most 10,000; ``None``: the number with which
-    it was registered.
-
-    The number applies to whole workers: to each of their handlers, including those of other queues.  A model as
-    ``target`` chooses the workers that serve its queue.  To limit what runs across all workers, see
-    :class:`.LimitMixin`.
-
-    Running calls continue: a lower number takes effect as they end.  The setting applies until the worker ends.
-    ``target``, ``worker``, transaction, return value and errors as for :func:`drain_workers`.
-    """
-    given = None if number is None else at_once("number", number)
-    return _tell(session, target, worker, {"concurrency": given})
-
-
-def check_registered(target: Target) -> None:
-    """Raise :class:`.ConfigurationError` if the application of ``target`` has no model for workers."""
-    _registry_of(specs_of(target)[0])
-
-
-def _tell(session: AnySession, target: Target, worker: str | None, values: Mapping[str, Any]) -> int:
-    spec = specs_of(target)[0]
-    table = _registry_of(spec)
-    session = session_of(session)
-    adapter = open_(session, spec, Access.SKIP)
-    for each in specs_of(target):
-        refuse_if_restricted(session, adapter, each, "a command to workers")
-    found = workers(session, target, limit=None)
-    told = [each.id for each in found if each.is_live and worker in (None, each.id, each.name)]
-    statements = [update(table).where(table.c.id == key).values(**values) for key in sorted(told)]
-    changed = sum(adapter.rows.count(session, spec, each) for each in statements)
-    if changed:
-        announce(session, spec, table.fullname)
-    return changed
-
-
-def _registry_of(spec: QueueSpec) -> Table:
-    return _needed_table(WorkerMixin, spec, f"the workers of {spec.entity.__name__} are not registered")
-
-
-def _info(row: Mapping[str, Any]) -> WorkerInfo:
-    same = ("id", "name", "host", "process", "started_at", "seen_at", "version")
-    return WorkerInfo(
-        **{key: row[key] for key in (*same, "last_claim_at", "memory", "concurrency")},
-        is_live=row["seen_at"] >= row["now"] - LIVE,
-        handlers=handlers_of(row["handlers"]),
-        command=Command(row["command"]) if row["command"] in tuple(Command) else None,
-    )
-
-
-def handlers_of(stored: object) -> tuple[HandlerInfo, ...]:
-    """Return handlers as values, from JSON, which another release may have written: of a handler, only the queue must
-    be known."""
-    known = [each for each in stored if isinstance(each, Mapping) and "queue" in each] if _is_list(stored) else []
-    return tuple(
-        HandlerInfo(
-            queue=str(each["queue"]),
-            functions=tuple(map(str, names)) if _is_list(names := each.get("functions")) else None,
-            whole=bool(each.get("whole", False)),
-            slots=_number(each.get("slots")),
-            busy=_number(each.get("busy")),
-        )
-        for each in known
-    )
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, (list, tuple))
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -302,6 +302,13 @@ RELEASED_AFTER_LEASE = Settlement(
     status=Status.AVAILABLE,
 )
 """Releases tasks whose claimers left them until the lease expired; the attempt counts as if a claim took them over."""
+
+
+def released_from_worker(reason: str) -> Settlement:
+    """Release tasks as if the leases of their claimers had expired, for a ``reason`` that the history shows."""
+    return replace(RELEASED_AFTER_LEASE, record=AttemptRecord(AttemptOutcome.CRASHED, reason))
+
+
 CRASH_COUNTED = Settlement(
     write=_update(lambda fence: [(fence.spec["crashes"], fence.spec["crashes"] + literal_column("1"))], key="counted")
 )

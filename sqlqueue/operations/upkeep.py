@@ -115,7 +115,7 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     discarded = cache(lambda crashes: discarded_after_crashes(too_many_crashes(crashes, text)))
     alike = defaultdict[Settlement, list[Claim]](list)
     functions: dict[Claim, str | None] = {}
-    for claim, crashes, functions[claim] in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
+    for claim, crashes, functions[claim] in held_by(session, spec, WorkerTokens(crash.worker)):
         one = claim.identity, claim.token
         if crash.complete and one not in running:
             settlement = CLEARED if one in counted else RETURNED
@@ -140,14 +140,13 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     )
 
 
-def _held(
-    adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]
-) -> list[tuple[Claim, int, str | None]]:
-    """Return the claims with tokens within ``bounds`` that still hold their rows, with how often each task has crashed
-    and the function that it calls."""
+def held_by(session: Session, spec: QueueSpec, tokens: WorkerTokens) -> list[tuple[Claim, int, str | None]]:
+    """Return the claims of a worker that still hold their rows, with how often each task has crashed and the function
+    that it calls."""
+    adapter = open_(session, spec)
     ready, due = picks(spec, within(session, spec))
     step = ready if adapter.inspection.indexes_all else due  # running tasks are few, but due tasks can be many
-    state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
+    state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*tokens.bounds))
     pick = replace(step(1), state=state, exact=False)
     roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
     read = pick.select(spec["crashes"], _function(spec), *spec.primary_key, *(spec[role] for role in roles))

@@ -15,7 +15,7 @@ from .._support.errors import Claim
 from .._support.texts import error_text, key_text
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
-from ..model.companions import history_of, worker_table
+from ..model.companions import WorkerState, history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
@@ -32,9 +32,10 @@ from ..sql import (
     utcnow,
 )
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
-from .control import pauses_of, workers
+from .control import pauses_of
 from .paging import finds_finished
-from .recording import brief, was_set_aside
+from .recording import brief, spoken, was_set_aside
+from .workers import holder_of, workers
 
 _MINUTE = timedelta(minutes=1)
 
@@ -126,7 +127,7 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
     if state is not None and state.cause is Cause.NOT_DUE:
         return [state, *_obstacles(session, seen)]
     if state is not None and state.cause is not Cause.LEASE_EXPIRED:
-        return [state, *(_suspicion(seen) if state.cause is Cause.RUNNING else ())]
+        return [state, *(_trouble(session, seen) if state.cause is Cause.RUNNING else ())]
     told = [] if state is None else [state]
     if locked := _locked(session, adapter, seen):
         return [*told, locked]
@@ -178,6 +179,18 @@ def _finished(status: Status, values: Any) -> Reason:
 def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
     yield from _pauses(session, seen)
     yield from _unserved(session, seen)
+    yield from _suspicion(seen)
+
+
+def _trouble(session: Session, seen: SeenTask) -> Iterator[Reason]:
+    """Yield the reasons why a running task may not end."""
+    holder = holder_of(session, seen.spec, seen.values["claim_token"])
+    if holder is not None and holder.state is WorkerState.SILENT:
+        text = f"its worker has been silent for {spoken(holder.unheard)}: release_workers() releases its tasks at once"
+        yield Reason(cause=Cause.SILENT, text=text, since=holder.seen_at, by=holder.name)
+    if holder is not None and holder.stalled_at is not None:
+        text = f"the event loop of its worker has been standing still since {moment_text(holder.stalled_at)}"
+        yield Reason(cause=Cause.STALLED, text=text, since=holder.stalled_at, by=holder.name)
     yield from _suspicion(seen)
 
 

@@ -17,13 +17,13 @@ from sqlalchemy import Engine, Table, delete, event, insert, select, update
 from sqlalchemy.orm import Session
 
 from .. import operations
-from .._support.processes import resident_memory
+from .._support.processes import birth_of, has_ended, resident_memory
 from .._support.texts import host_name
-from ..diagnostics.check import EVERY
 from ..dialects.base import Adapter
-from ..model.companions import history_of, worker_table
-from ..operations.control import Command, unserved_functions
+from ..model.companions import EVERY, history_of, worker_table
+from ..operations.control import unserved_functions
 from ..operations.upkeep import exhausted
+from ..operations.workers import ENDED, Command, release_held, silent_workers
 from ..queue.spec import QueueSpec
 from ..sql import utcnow
 from ..transaction import Access, open_
@@ -73,6 +73,8 @@ class Registration(WatchedTables):
             if (table := worker_table(spec.table.metadata)) is not None:
                 self._places[context.database.engine(spec), table] = spec
         self._commands: dict[Table, _Commands] = {}
+        self._released: set[str] = set()
+        """The ids of workers whose tasks have been released because their processes have ended."""
         self._leaving = False
         super().__init__(self._places)
 
@@ -95,6 +97,8 @@ class Registration(WatchedTables):
                 commands = await self._attempt(work or partial(_read, spec=spec, table=table, key=self._id))
                 if commands is not None:
                     self._obey(table, commands)
+                if is_due:
+                    await self._release_ended(table, spec)
                 if now >= forget:
                     await self._attempt(partial(_forget, spec=spec, table=table))
             if now >= forget:
@@ -121,6 +125,25 @@ class Registration(WatchedTables):
             self._context.reports.database_error("register the worker", error, EVERY)
             return None
 
+    async def _release_ended(self, table: Table, spec: QueueSpec) -> None:
+        """Release the tasks of silent workers whose processes are known to have ended.
+
+        A supervisor that is alive knows more about the tasks of a process, and has released them before it is silent.
+        """
+        for gone in await self._attempt(partial(silent_workers, spec=spec, host=host_name())) or ():
+            if gone.id in self._released or not has_ended(gone.process, gone.birth):
+                continue
+            mine = [each for each in self._context.specs if worker_table(each.table.metadata) is table]
+            left = False
+            for each in mine:
+                work = partial(release_held, spec=each, claimer=gone.claimer, reason=ENDED)
+                released = await self._attempt(work)
+                left |= released is None or released.locked > 0
+                if released:
+                    self._context.reports.released(each, gone.name, released)
+            if not left:
+                self._released.add(gone.id)
+
     def _obey(self, table: Table, commands: _Commands) -> None:
         before, self._commands[table] = self._commands.get(table, _Commands()), commands
         if commands.concurrency != before.concurrency:
@@ -146,8 +169,11 @@ class Registration(WatchedTables):
             "name": self._context.name,
             "host": host_name(),
             "process": self._context.process,
+            "birth": birth_of(self._context.process),
+            "claimer": self._context.tokens.worker,
             "started_at": utcnow(timedelta(seconds=self._begun - now)),
             "seen_at": utcnow(),
+            "stalled_at": None,
             "version": self._version,
             "handlers": [self._handler(fetcher) for fetcher in self._of(table)],
             "last_claim_at": None if claimed is None else utcnow(timedelta(seconds=claimed - now)),
@@ -172,7 +198,7 @@ class Registration(WatchedTables):
 def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, Any]) -> _Commands:
     """Write the row, and return its commands."""
     rows = open_(session, spec, Access.CHANGE).rows
-    changes = {name: row[name] for name in ("seen_at", "handlers", "last_claim_at", "memory")}
+    changes = {name: row[name] for name in ("seen_at", "stalled_at", "handlers", "last_claim_at", "memory")}
     if not rows.count(session, spec, update(table).where(table.c.id == row["id"]).values(**changes)):
         rows.execute(session, spec, insert(table).values(**row))
     return _read(session, spec, table, row["id"])

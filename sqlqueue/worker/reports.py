@@ -331,6 +331,11 @@ class Reports:
         if found.returned:
             logger.info("%s: %d tasks of a process that died were released", spec.name, found.returned)
 
+    def released(self, spec: QueueSpec, worker: str, number: int) -> None:
+        """Report that tasks of another worker, whose process has ended, were released."""
+        text = "%s: %d tasks of %s, whose process has ended, were released"
+        logger.warning(text, spec.name, number, worker)
+
     def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
         """Report a function whose calls no worker claims."""
         queue = spec.name

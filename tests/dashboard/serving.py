@@ -61,10 +61,11 @@ def register(sessions: sessionmaker[Any], *names: str, ago: timedelta = timedelt
     """Write rows of workers that reported some time ago."""
     seen_at = datetime.now(UTC) - ago
     handlers = [{"queue": "email", "functions": None, "whole": True, "slots": 4, "busy": 3}]
-    facts = {"host": "web-1", "process": 7, "started_at": seen_at, "seen_at": seen_at, "handlers": handlers}
+    facts = {"host": "web-1", "process": 7, "claimer": 1, "started_at": seen_at, "seen_at": seen_at}
     with sessions.begin() as session:
         session.add_all(
-            LiveWorker(id=f"id-{number}-{name[:5]}", name=name, **facts) for number, name in enumerate(names)
+            LiveWorker(id=f"id-{number}-{name[:5]}", name=name, handlers=handlers, **facts)
+            for number, name in enumerate(names)
         )
 
 

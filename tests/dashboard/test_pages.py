@@ -15,7 +15,10 @@ from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, AsyncQueueSession
+from sqlqueue._support.errors import WorkerTokens
 from sqlqueue.dashboard import Dashboard
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
+from sqlqueue.queue.spec import spec_of
 from tests.dashboard.clients import OWN
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.serving import ERROR, dashboard, register
@@ -203,10 +206,27 @@ def test_commands_for_one_worker_and_for_all(app: TestClient, sessions: sessionm
     assert told(sessions)["mail"] == ("stop", None)
 
 
+def test_the_tasks_of_a_silent_worker_are_released(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    register(sessions, "web")
+    register(sessions, "gone", ago=timedelta(minutes=1))
+    with sessions.begin() as session:
+        (task,) = claim_matching(session, ClaimQuery(spec_of(Email)), 1, tokens=WorkerTokens(1))
+        key = task.id
+    page = app.get("/workers").text
+    assert page.count("Release tasks") == 1
+    question = app.get("/workers/confirm/release-workers", params={"worker": "id-0-gone"}).text
+    assert "<b>gone</b>, which has been silent for 1 min" in question
+    assert app.post("/workers/release-workers", data={"worker": "id-0-web"}).status_code == 409
+    app.post("/workers/release-workers", data={"worker": "id-0-gone"})
+    with sessions() as session:
+        assert session.get(Email, key).status == "available"
+
+
 def test_invalid_worker_commands_are_rejected(app: TestClient, sessions: sessionmaker[Any]) -> None:
     register(sessions, "web")
     for path, data, status in [
         ("/workers/stop-workers", {}, 400),
+        ("/workers/release-workers", {"scope": "all"}, 400),
         ("/workers/set-concurrency", {"scope": "all", "number": "0"}, 400),
         ("/workers/set-concurrency", {"scope": "all", "number": "x"}, 400),
         ("/workers/set-concurrency", {"scope": "all", "number": "10001"}, 400),

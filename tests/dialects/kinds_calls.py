@@ -10,6 +10,7 @@ from sqlqueue.kinds.limits import create_slots
 from sqlqueue.model.companions import worker_table
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
 from sqlqueue.sql import picks
@@ -108,8 +109,9 @@ def history() -> Iterator[tuple[str, Call]]:
 
 def registry() -> Iterator[tuple[str, Call]]:
     spec, table = Errand.__queue_spec__, worker_table(Fleet.metadata)
-    facts = {"id": "x", "name": "a", "host": "b", "process": 7, "version": "1", "last_claim_at": None, "memory": 9}
-    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "handlers": HANDLERS}
+    facts = {"id": "x", "name": "a", "host": "b", "process": 7, "birth": "c", "claimer": 8, "version": "1"}
+    moments = {"started_at": utcnow(-MINUTE), "seen_at": utcnow(), "stalled_at": None, "last_claim_at": None}
+    row = {**facts, **moments, "memory": 9, "handlers": HANDLERS}
     yield "Fleet.report", lambda s: registration._report(s, spec, table, row)
     yield "Fleet.read", lambda s: registration._read(s, spec, table, "x")
     yield "Fleet.leave", lambda s: registration._leave(s, spec, table, "x")
@@ -117,5 +119,7 @@ def registry() -> Iterator[tuple[str, Call]]:
     yield "Fleet.workers", lambda s: s.workers(Fleet)
     yield "Fleet.unserved", lambda s: s.unserved(Fleet)
     yield "Fleet.drain_workers", lambda s: s.drain_workers(Fleet)
+    yield "Fleet.release_held", lambda s: release_held(s, spec, 8, "x")
+    yield "Fleet.silent_workers", lambda s: silent_workers(s, spec, "b")
     yield "Fleet.set_concurrency", lambda s: s.set_concurrency(Fleet, 3)
     yield "Fleet.why", lambda s: why(s, Errand)

@@ -186,7 +186,7 @@ def of_workers() -> Iterator[tuple[str, Setup]]:
 
 def registers(many: int) -> Setup:
     def prepare_call(db: Database, number: int) -> Call:
-        facts = {"host": "a", "process": 7, "handlers": [], "started_at": PAST, "seen_at": PAST}
+        facts = {"host": "a", "process": 7, "claimer": 1, "handlers": [], "started_at": PAST, "seen_at": PAST}
         with db.engine.begin() as connection:
             connection.execute(delete(FleetWorker))
             names = [f"worker {n}" for n in range(many)]
@@ -197,7 +197,7 @@ def registers(many: int) -> Setup:
 
 
 def reports(session: Any, key: str) -> None:
-    facts = {"seen_at": utcnow(), "handlers": [], "last_claim_at": None, "memory": None}
+    facts = {"seen_at": utcnow(), "stalled_at": None, "handlers": [], "last_claim_at": None, "memory": None}
     registration._report(session, Errand.__queue_spec__, FleetWorker.__table__, {"id": key, **facts})
 
 

@@ -10,9 +10,23 @@ import pytest
 from sqlalchemy import insert, select, update
 from typer.testing import CliRunner
 
-from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, HandlerInfo, Severity, check
+from sqlqueue import (
+    ArgumentError,
+    Cause,
+    Claim,
+    ClaimLostError,
+    Command,
+    ConfigurationError,
+    HandlerInfo,
+    Severity,
+    WorkerState,
+    check,
+    claim_of,
+)
+from sqlqueue._support.errors import WorkerTokens
 from sqlqueue.cli import application
 from sqlqueue.model.companions import worker_table
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.models import Base, Task
@@ -28,16 +42,13 @@ def handler(queue: str, *functions: str) -> dict[str, Any]:
     return {"queue": queue, "functions": known, "whole": not functions, "slots": 4, "busy": 1}
 
 
-def register(db: Database, name: str, *handlers: dict[str, Any], ago: float = 0) -> None:
+def register(db: Database, name: str, *handlers: dict[str, Any], ago: float = 0, **more: Any) -> None:
     """Write the row of a worker that reported the given number of seconds ago."""
     seen_at = clock(db) - timedelta(seconds=ago)
-    facts = {"name": name, "host": "web-1", "process": 7, "version": "1.2", "memory": 5_000_000_000}
+    facts = {"name": name, "host": "web-1", "process": 7, "claimer": 1, "version": "1.2", "memory": 5_000_000_000}
+    row = {**facts, "id": f"id-{name}", "started_at": seen_at, "seen_at": seen_at, "handlers": list(handlers), **more}
     with db.engine.begin() as connection:
-        connection.execute(
-            insert(FleetWorker).values(
-                id=f"id-{name}", started_at=seen_at, seen_at=seen_at, handlers=list(handlers), **facts
-            )
-        )
+        connection.execute(insert(FleetWorker).values(row))
 
 
 def written(db: Database, column: Any) -> dict[str, Any]:
@@ -139,7 +150,7 @@ def test_the_command(sync_fleet: Database) -> None:
     assert "No live worker serves fleet_call." in shown
     facts = json.loads(called("--json").stdout)
     assert facts["unserved"] == ["fleet_call"]
-    assert [(each["name"], each["live"], each["busy"]) for each in facts["workers"]] == [("ada", True, 1)]
+    assert [(each["name"], each["state"], each["busy"]) for each in facts["workers"]] == [("ada", "live", 1)]
     assert json.loads(called("set-concurrency", "3", "--json").stdout)["told"] == 1
     assert called("drain").exit_code == 2, "it asks first"
     assert called("drain", "--yes", "-w", "grace").exit_code == 2, "there is no such worker"
@@ -163,6 +174,86 @@ def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
     assert causes(call) == [(Cause.UNSERVED, "no live worker has registered the function 'shop.mail'")]
     register(fleet, "right", handler("fleet_call", "shop.mail"))
     assert [cause for cause, _ in causes(call)] == [Cause.READY]
+
+
+def held(db: Database, count: int, number: int) -> list[Claim]:
+    """Claim errands for the worker with this number."""
+    db.insert(Errand, [{} for _ in range(count)])
+    tasks = db.committed.run(claim_matching, ClaimQuery(Errand.__queue_spec__), count, tokens=WorkerTokens(number))
+    return [claim_of(task) for task in tasks]
+
+
+def test_the_tasks_of_a_silent_worker_are_released(fleet: Database) -> None:
+    """As at the end of their leases: no attempt counts, and the worker, if it still runs, can no longer settle them."""
+    register(fleet, "gone", handler("errand_of_fleet"), ago=36, claimer=5)
+    register(fleet, "here", handler("errand_of_fleet"), claimer=6)
+    lost, kept = held(fleet, 2, 5), held(fleet, 1, 6)
+    for unknown in ("here", "nobody"):
+        with pytest.raises(ArgumentError, match=unknown):
+            fleet.committed.release_workers(Fleet, unknown)
+    assert fleet.committed.release_workers(Fleet, "web-1") == 2
+    for claim in lost:
+        with pytest.raises(ClaimLostError):
+            fleet.committed.complete(claim)
+    again = fleet.committed.claim_many(Errand, limit=9)
+    assert {claim_of(task).identity for task in again} == {claim.identity for claim in lost}
+    assert {(task.crashes, task.max_attempts - task.attempt) for task in again} == {(1, 4)}
+    fleet.committed.complete(kept)
+    assert fleet.committed.release_workers(Fleet, "gone") == 0
+
+
+def test_the_tasks_of_another_worker_are_released_by_force(fleet: Database) -> None:
+    register(fleet, "here", handler("errand_of_fleet"), handler("fleet_call"), claimer=6)
+    (claim,) = held(fleet, 1, 6)
+    assert fleet.committed.release_workers(Call, "id-here", force=True) == 0
+    assert fleet.committed.release_workers(Errand, "id-here", force=True) == 1
+    with pytest.raises(ClaimLostError):
+        fleet.committed.complete(claim)
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_locked_row_is_left_and_counted(fleet: Database) -> None:
+    register(fleet, "gone", handler("errand_of_fleet"), ago=36, claimer=5)
+    held(fleet, 2, 5)
+    with fleet.begin() as other:
+        other.scalars(select(Errand).limit(1).with_for_update()).all()
+        released = fleet.committed.release_workers(Fleet, "gone")
+        assert (released, released.locked) == (1, 1)
+
+
+def test_one_word_for_the_state_of_a_worker(fleet: Database) -> None:
+    """And the explanation of a task that it runs tells it, too."""
+    register(fleet, "well", handler("errand_of_fleet"), claimer=5)
+    register(fleet, "blocked", handler("errand_of_fleet"), claimer=6, stalled_at=clock(fleet))
+    register(fleet, "gone", handler("errand_of_fleet"), claimer=7, ago=36)
+    assert {each.name: each.state for each in fleet.committed.workers(Fleet)} == {
+        "well": WorkerState.LIVE,
+        "blocked": WorkerState.STALLED,
+        "gone": WorkerState.SILENT,
+    }
+
+    def told(number: int) -> list[tuple[Cause, str | None]]:
+        (claim,) = held(fleet, 1, number)
+        return [(reason.cause, reason.by) for reason in fleet.committed.why(claim).reasons][1:]
+
+    assert [told(number) for number in (5, 6, 7)] == [[], [(Cause.STALLED, "blocked")], [(Cause.SILENT, "gone")]]
+
+
+def test_the_command_releases(sync_fleet: Database) -> None:
+    register(sync_fleet, "gone", handler("errand_of_fleet"), ago=36, claimer=5)
+    register(sync_fleet, "here", handler("errand_of_fleet"), claimer=6)
+    held(sync_fleet, 1, 5)
+    url = sync_fleet.url.render_as_string(hide_password=False)
+
+    def called(*arguments: str) -> Any:
+        command = ["workers", "--url", url, "tests.support.fleet:Fleet", *arguments]
+        return CliRunner().invoke(application(), command)
+
+    assert called("release", "--yes").exit_code == 2, "it needs a name"
+    refused = called("release", "here", "--yes")
+    assert (refused.exit_code, "here is live, and reported" in refused.stderr) == (2, True)
+    assert called("release", "gone").exit_code == 2, "it asks first"
+    assert "1 task was released." in called("release", "gone", "--yes").output
 
 
 def test_rows_of_other_releases(fleet: Database) -> None:

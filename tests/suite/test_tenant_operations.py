@@ -119,7 +119,15 @@ def filled(db: Database) -> Iterator[Database]:
     with db.engine.connect() as connection:
         now = connection.scalar(select(Deed.created_at).limit(1))
     handler = {"queue": Deed.__tablename__, "functions": None, "whole": True, "slots": 1, "busy": 0}
-    worker = {"name": "w", "host": "h", "process": 1, "started_at": now, "seen_at": now, "handlers": [handler]}
+    worker = {
+        "name": "w",
+        "host": "h",
+        "process": 1,
+        "claimer": 1,
+        "started_at": now,
+        "seen_at": now,
+        "handlers": [handler],
+    }
     db.insert(Crew, [{"id": "w", **worker}])
     db.committed.set_limit(Deed, f"{OTHER}:limit", 3)
     yield db
@@ -256,6 +264,7 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "unserved": unscoped(lambda a: a.unserved(Base)),
     "drain_workers": refused(lambda a: a.drain_workers(Deed), lambda a: a.drain_workers(Base)),
     "stop_workers": refused(lambda a: a.stop_workers(Deed)),
+    "release_workers": refused(lambda a: a.release_workers(Deed, "x"), lambda a: a.release_workers(Base, "x")),
     "set_concurrency": refused(lambda a: a.set_concurrency(Deed, 1)),
     "find": lambda a: a.find(Deed),
     "stats": counts(6, lambda a: a.stats(Deed).total),

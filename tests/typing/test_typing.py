@@ -31,6 +31,7 @@ from sqlqueue import (
     QueueStats,
     Reactivated,
     RecurringMixin,
+    Released,
     Status,
     TopicMixin,
     WorkerInfo,
@@ -148,6 +149,7 @@ def workers(session: QueueSession) -> None:
     assert_type(session.workers(Base), list[WorkerInfo])
     assert_type(session.unserved(Letter), list[type[QueueMixin]])
     assert_type(session.drain_workers(Base, "web-1:211"), int)
+    assert_type(session.release_workers(Base, "web-1"), Released)
     assert_type(session.set_concurrency(Base, None), int)
     assert_type(sqlqueue.Worker(sessionmaker(), version="1.2").metrics(), bytes | None)
 

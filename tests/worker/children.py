@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import URL, create_engine
@@ -15,6 +16,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession, Worker
 from sqlqueue._support import processes
 from sqlqueue.worker.supervisor import run_to_end
+from tests.support.fleet import Errand
 from tests.support.models import Ledger, Task
 from tests.support.processes import Gate
 from tests.support.workers import LEASE, LONG
@@ -56,6 +58,17 @@ def write_and_stay(gate: Gate, url: URL) -> None:
     def handle(session: QueueSession, task: Task) -> None:
         session.add(Ledger(task_id=task.id, worker="child"))
         session.flush()
+        gate.wait()
+
+    worker.run()
+
+
+def run_an_errand(gate: Gate, url: URL) -> None:
+    """Run a task of the fleet, for the test to kill this process."""
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
+
+    @worker.handler(Errand, lease=timedelta(hours=1))
+    def handle(errand: Errand) -> None:
         gate.wait()
 
     worker.run()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -10,16 +12,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, event
+from sqlalchemy import Engine, delete, event, select, update
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
+from sqlqueue._support.errors import WorkerTokens
+from sqlqueue._support.processes import birth_of, has_ended
 from sqlqueue.model.companions import worker_table
 from sqlqueue.sql import NEVER
 from sqlqueue.worker import registration
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task
+from tests.support.processes import Processes
 from tests.support.rows import PAST, TOMORROW, clock, count
 from tests.support.workers import (
     LONG,
@@ -32,8 +37,10 @@ from tests.support.workers import (
     with_session,
     without_session,
 )
+from tests.worker import children
 
 __all__ = ["fleet", "sync_fleet"]
+has_proc = pytest.mark.skipif(birth_of(os.getpid()) is None, reason="reads /proc")
 
 SHORT = timedelta(seconds=0.05)
 
@@ -143,7 +150,7 @@ def resize(db: Database, number: int) -> None:
 def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "FORGET_EVERY", timedelta(seconds=0.1))
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
-    dead = {"name": "dead", "host": "", "process": 1, "handlers": []}
+    dead = {"name": "dead", "host": "", "process": 1, "claimer": 1, "handlers": []}
     now = clock(sync_fleet)
     with sync_fleet.engine.begin() as connection:
         for key, age in (("old", 61), ("young", 59)):
@@ -154,6 +161,42 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
     eventually(lambda: keys(sync_fleet) >= {"young"} and "old" not in keys(sync_fleet))
     running.stop()
     assert keys(sync_fleet) == {"young"}
+
+
+@has_proc
+@pytest.mark.one_engine
+def test_the_tasks_of_a_process_that_has_ended_are_released(
+    sync_fleet: Database, workers: Workers, processes: Processes
+) -> None:
+    """Long before the end of their lease, once the worker is silent; but not those of processes of other machines."""
+    errands(sync_fleet, 1)
+    child = processes.spawn(children.run_an_errand, sync_fleet.url)
+    child.wait_until_arrived()
+    eventually(lambda: registered(sync_fleet))
+    child.kill()
+    (gone,) = registered(sync_fleet)
+    tokens = WorkerTokens()
+    elsewhere = {"status": "running", "available_at": TOMORROW, "claim_token": tokens(), "attempt": 1}
+    sync_fleet.insert(Errand, [{"name": "elsewhere", "claimed_at": PAST, **elsewhere}])
+    with sync_fleet.begin() as session:
+        session.execute(update(FleetWorker).values(seen_at=PAST))
+        facts = {key: getattr(session.scalars(select(FleetWorker)).one(), key) for key in ("host", "started_at")}
+        facts |= {"handlers": [], "seen_at": PAST, "process": gone.process, "birth": "elsewhere 1"}
+        session.add(FleetWorker(id="x", name="elsewhere", claimer=tokens.worker, **facts))
+    workers.serve(Errand, without_session(sync_fleet))
+    eventually(lambda: sorted(statuses(sync_fleet, Errand).values()) == ["completed", "running"])
+
+
+@has_proc
+def test_a_process_is_known_to_have_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        birth = birth_of(program.pid)
+        assert birth is not None
+        assert not has_ended(program.pid, birth)
+        assert has_ended(program.pid, f"{birth}0"), "another process with this number, of the same machine"
+        assert not has_ended(program.pid, "elsewhere 1")
+        assert not has_ended(program.pid, None)
+    assert has_ended(program.pid, birth)
 
 
 def test_a_worker_writes_its_row_every_ten_seconds_at_most(sync_fleet: Database, workers: Workers) -> None:
