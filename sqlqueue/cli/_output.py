@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from enum import Enum
+from itertools import zip_longest
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, set_cell_size
 
 from .._support.texts import readable
 from ..operations import Pause
@@ -48,7 +49,12 @@ def _json(value: object) -> object:
 GAP = 2
 """Characters between two columns."""
 _TEXT = 24
-"""Minimum width of a last column whose text is longer than this."""
+"""Minimum width of a column with longer text."""
+
+
+def room() -> int:
+    """Return the width of the terminal, or what the variable ``COLUMNS`` says; elsewhere lines have any length."""
+    return get_terminal_size((sys.maxsize, 0)).columns
 
 
 def print_table(
@@ -56,65 +62,110 @@ def print_table(
     rows: Iterable[Sequence[object]],
     *,
     numbers: int = 0,
+    texts: Collection[str] | None = None,
     one_line: bool = False,
     keeps_lines: bool = False,
 ) -> None:
-    """Print a table as wide as the terminal; columns that do not fit follow below, with the first one repeated.
+    """Print a table if it fits into the terminal.  Otherwise each value follows its heading, rows of numbers in one
+    line each, others in a block of lines.
 
-    ``numbers`` columns, starting with the second, are right-aligned.  A last column that does not fit is wrapped, or
-    truncated if ``one_line``.  Line breaks are escaped, unless the last column ``keeps_lines``.
+    ``numbers`` columns, starting with the second, are right-aligned.  The columns ``texts``, by default the last one
+    unless it is a number, are wrapped at spaces where they do not fit, or shortened if ``one_line``; other values never
+    are.  Line breaks are escaped, unless the last column ``keeps_lines``.
     """
-    console = Console(highlight=False)
+    if texts is None:
+        texts = headings[numbers + 1 :][-1:]
     last = len(headings) - 1 if keeps_lines else None
-    cells = [[plain(each, lines=place == last) for place, each in enumerate(line)] for line in (headings, *rows)]
-    columns = list(zip(*cells, strict=True))
+    lines = [[plain(each, lines=place == last) for place, each in enumerate(line)] for line in (headings, *rows)]
+    if (widths := _widths(lines, texts, one_line=one_line)) is not None:
+        _print_lines(lines, widths, numbers, one_line=one_line)
+    elif numbers >= len(headings) - 2:
+        told = [(line[0], _told(headings[1:], line[1:])) for line in lines[1:]]
+        print_record(told, texts={name for name, _ in told})
+    else:
+        for number, line in enumerate(lines[1:]):
+            if number:
+                typer.echo()
+            present = [(name, value) for name, value in zip(headings, line, strict=True) if value]
+            print_record(present, texts=texts)
+
+
+def _told(headings: Sequence[str], values: Sequence[str]) -> str:
+    """Return the values that are not zero, each after its heading."""
+    said = [f"{name} {value}" for name, value in zip(headings, values, strict=True) if value not in ("", "0")]
+    return ", ".join(said) or "none"
+
+
+def print_record(values: Collection[tuple[str, str]], *, texts: Collection[str]) -> None:
+    """Print one line for each value; the ``texts`` are wrapped at spaces, other values never."""
+    indent = max(cell_len(name) for name, _ in values) + GAP
+    for name, value in values:
+        lines = wrapped(value, room() - indent) if name in texts else value.split("\n")
+        for number, line in enumerate(lines):
+            typer.echo(f"{set_cell_size('' if number else name, indent)}{line}".rstrip())
+
+
+def _widths(lines: Sequence[Sequence[str]], texts: Collection[str], *, one_line: bool) -> list[int] | None:
+    """Return the widths of the columns, those of ``texts`` narrower than their values if necessary; ``None`` if they do
+    not fit even so."""
+    columns = list(zip(*lines, strict=True))
     widths = [max(map(width, column)) for column in columns]
-    first = min(widths[0], console.width // 2)
-    for number, part in enumerate(_parts(widths, console.width - first)):
-        if number:
-            console.print()
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-        table.add_column(columns[0][0], width=first, overflow="fold")
-        for place, room in part.items():
-            table.add_column(
-                columns[place][0],
-                justify="right" if place <= numbers else "left",
-                width=room,
-                no_wrap=one_line,
-                overflow="ellipsis" if one_line else "fold",
+    missing = sum(widths) + GAP * (len(widths) - 1) - room()
+    for place, column in enumerate(columns):
+        if missing > 0 and column[0] in texts:
+            words = [] if one_line else [cell_len(word) for text in column for word in text.split()]
+            narrow = max(min(widths[place], _TEXT), widths[place] - missing, *words, 0)
+            missing -= widths[place] - narrow
+            widths[place] = narrow
+    return None if missing > 0 else widths
+
+
+def _print_lines(lines: Iterable[Sequence[str]], widths: Sequence[int], numbers: int, *, one_line: bool) -> None:
+    for number, line in enumerate(lines):
+        cells = [
+            [shortened(text, most)] if one_line else wrapped(text, most)
+            for text, most in zip(line, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (
+                part.rjust(most - cell_len(part) + len(part)) if 0 < place <= numbers else set_cell_size(part, most)
+                for place, (part, most) in enumerate(zip(parts, widths, strict=True))
             )
-        for line in zip(*(columns[place][1:] for place in (0, *part)), strict=True):
-            table.add_row(*line)
-        console.print(table)
+            text = (" " * GAP).join(padded).rstrip()
+            typer.echo(typer.style(text, bold=True) if number == 0 else text)
 
 
-def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
-    """Yield the columns after the first in groups that fit on a line, as widths by position."""
-    part: dict[int, int] = {}
-    left = room
-    for place, wanted in enumerate(widths[1:], 1):
-        needed = min(wanted, _TEXT) if place == len(widths) - 1 else wanted
-        if part and needed + GAP > left:
-            yield part
-            part, left = {}, room
-        part[place] = min(wanted, left - GAP)
-        left -= part[place] + GAP
-    yield part
+def shortened(text: str, room: int) -> str:
+    """Return ``text`` if it fits, otherwise its beginning and an ellipsis."""
+    return text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}…"
 
 
-def width(text: Text) -> int:
+def wrapped(text: str, room: int) -> list[str]:
+    """Return ``text`` in lines of at most ``room`` characters; longer words are not broken."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines.append("")
+        for word in re.findall(r"\s*\S+", line):
+            if lines[-1] and cell_len(lines[-1] + word) > room:
+                lines.append(word.lstrip())
+            else:
+                lines[-1] += word
+    return lines
+
+
+def width(text: str) -> int:
     """Return the width of the longest line of ``text``, in terminal cells."""
-    return max((line.cell_len for line in text.split("\n")), default=0)
+    return max(map(cell_len, text.split("\n")))
 
 
 def say(text: str) -> None:
     """Print ``text`` to standard output."""
-    Console(highlight=False).print(plain(text), soft_wrap=True)
+    typer.echo(plain(text))
 
 
 def complain(text: str) -> None:
     """Print ``text`` to standard error."""
-    Console(stderr=True, highlight=False).print(plain(text), soft_wrap=True)
+    typer.echo(plain(text), err=True)
 
 
 def refusal(text: str) -> typer.BadParameter:
@@ -122,10 +173,17 @@ def refusal(text: str) -> typer.BadParameter:
     return typer.BadParameter(readable(text, lines=True))
 
 
-def plain(value: object, *, lines: bool = True) -> Text:
-    """Return ``value`` as text, with control characters escaped, and line breaks unless ``lines``."""
-    text = _moment(value) if isinstance(value, datetime) else "" if value is None else value
-    return Text(readable(text, lines=lines))
+def plain(value: object, *, lines: bool = True) -> str:
+    """Return ``value`` as text, with control characters escaped, and line breaks unless ``lines``; collections as
+    JSON."""
+    match value:
+        case None:
+            value = ""
+        case datetime():
+            value = _moment(value)
+        case dict() | list():
+            value = json.dumps(_strict(value), default=_json, ensure_ascii=False)
+    return readable(value, lines=lines)
 
 
 def _moment(value: datetime) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from sqlalchemy import Connection
 
 from ..diagnostics.check import check as find
@@ -22,7 +20,11 @@ from ._output import facts, plain, print_json, say
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_STYLES: dict[Severity, dict[str, Any]] = {
+    Severity.ERROR: {"fg": "red", "bold": True},
+    Severity.WARNING: {"fg": "yellow"},
+    Severity.NOTE: {"dim": True},
+}
 
 
 def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = False) -> None:
@@ -77,13 +79,11 @@ def _finding(found: Finding) -> dict[str, object]:
 
 def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> None:
     counts = Counter(finding.severity for finding in findings)
-    console = Console(highlight=False)
     for finding in findings:
         about = f" {finding.model.__name__}: " if finding.model else " "
-        message = Text.assemble((finding.severity, _STYLES[finding.severity]), plain(about + finding.message))
         # never wrapped: statements are copied
-        console.print(message, soft_wrap=True)
-        console.print(plain(f"    fix: {finding.fix}\n"), soft_wrap=True)
+        typer.echo(typer.style(finding.severity, **_STYLES[finding.severity]) + plain(f"{about}{finding.message}"))
+        say(f"    fix: {finding.fix}\n")
     said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
     queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
     say(f"{server}, {queues}: {', '.join(said) or 'no problems found'}.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from sqlalchemy import LargeBinary, Text, select
 from sqlalchemy.orm import Session
 
@@ -20,22 +20,22 @@ from ..model.companions import history_of
 from ..operations import PastAttempt, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
-from ..queue.options import Status
+from ..queue.options import FINAL, Status
 from ..queue.spec import Identity, QueueSpec
 from ..sql import utcnow
 from ._options import AsJson, Filters, Queues, order
-from ._output import GAP, plain, print_json, print_table, say, width
+from ._output import GAP, plain, print_json, print_record, print_table, room, say, width
 from .statistics import Most
 
 # -- the table of `sqlqueue list`: one line for each task -------------------------------------------------------------
 
 Facts = Mapping[str, Any]
 """A task as ``sqlqueue list --json`` prints it."""
-_ROLES = ("status", "topic", "task", "stage", "attempt", "available_at")
+_ROLES = ("status", "topic", "task", "stage", "limit_key", "attempt", "available_at")
+_TEXTS = ("arguments", "error")
+"""The columns whose values are shortened where they do not fit."""
 _LONGEST = 24
-"""Maximum characters shown of an application's value."""
-_ERROR = 16
-"""Characters reserved for the error column, if there are errors."""
+"""Maximum length of the application's values that are shown by default in a terminal."""
 
 
 class _Column(NamedTuple):
@@ -47,25 +47,27 @@ class _Column(NamedTuple):
         return self.name.replace("_", " ") if self.is_role else self.name
 
     def value(self, task: Facts) -> object:
-        """Return the value of ``task`` in this column, shortened to fit on a line."""
+        """Return the value of ``task`` in this column; in a terminal only the first line of its error."""
         if not self.is_role:
-            return _cut(task["columns"][self.name])
+            return task["columns"][self.name]
         if self.name == "attempt":
-            return f"{task['attempt']}/{task['max_attempts']}"
+            return _attempt(task)
         found = task[self.name]
-        if self.name == "error":
-            return found and found.partition("\n")[0]
-        return _cut(found)
+        if self.name == "error" and found and room() < sys.maxsize:
+            line, _, rest = found.partition("\n")
+            return f"{line}…" if rest else line
+        return found
 
     def width(self, tasks: Sequence[Facts]) -> int:
-        return max(len(self.heading), *(width(plain(self.value(task))) for task in tasks))
+        return max(len(self.heading), *(width(plain(self.value(task), lines=False)) for task in tasks))
 
 
-def _cut(value: object) -> object:
-    if not isinstance(value, (str, bytes, dict, list)):
-        return value
-    line = str(value).partition("\n")[0]
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+def _attempt(task: Facts) -> object:
+    """Return the number of attempts, and how many are left: ``max_attempts`` does not say what the model allows."""
+    attempt, most = task["attempt"], task["max_attempts"]
+    if task["status"] in FINAL or not isinstance(attempt, int) or not isinstance(most, int):
+        return attempt
+    return f"{attempt} ({max(most - attempt, 0)} left)"
 
 
 def columns_of(spec: QueueSpec, names: str) -> list[_Column]:
@@ -76,10 +78,12 @@ def columns_of(spec: QueueSpec, names: str) -> list[_Column]:
 def print_tasks(spec: QueueSpec, tasks: Sequence[Facts], columns: Sequence[_Column] | None) -> None:
     """Print ``columns``; by default the queue's columns and as many of the model's own as fit."""
     if columns is None:
-        queues = [_Column(role, is_role=True) for role in _ROLES if role in spec.columns]
-        columns = [*queues, *_fitting(spec, tasks, queues), _Column("error", is_role=True)]
+        queues, texts = (
+            [_Column(role, is_role=True) for role in roles if role in spec.columns] for roles in (_ROLES, _TEXTS)
+        )
+        columns = [*queues, *_fitting(spec, tasks, [*queues, *texts]), *texts]
     rows = [[task["key"], *(each.value(task) for each in columns)] for task in tasks]
-    print_table(["Key", *(each.heading for each in columns)], rows, one_line=True)
+    print_table(["Key", *(each.heading for each in columns)], rows, texts=_TEXTS, one_line=True)
 
 
 def _column(spec: QueueSpec, name: str) -> _Column:
@@ -90,17 +94,17 @@ def _column(spec: QueueSpec, name: str) -> _Column:
 
 def _fitting(spec: QueueSpec, tasks: Sequence[Facts], others: Sequence[_Column]) -> Iterator[_Column]:
     """Yield the first of the model's own columns with short, non-empty values, as long as they fit."""
-    room = Console().width - max(len(str(task["key"])) for task in tasks)
-    room -= sum(GAP + each.width(tasks) for each in others)
-    room -= GAP + (_ERROR if any(task["error"] for task in tasks) else len("error"))
+    left = room() - max(len(str(task["key"])) for task in tasks)
+    left -= sum(GAP + min(each.width(tasks), _LONGEST if each.name in _TEXTS else sys.maxsize) for each in others)
     for prop in spec.mapper.column_attrs:
         stored = prop.columns[0]
         if prop.key not in tasks[0]["columns"] or stored.primary_key or isinstance(stored.type, (LargeBinary, Text)):
             continue
         own = _Column(prop.key)
-        needed = GAP + own.width(tasks)
-        if needed <= room and any(own.value(task) not in (None, "") for task in tasks):
-            room -= needed
+        needed = own.width(tasks)
+        is_short = room() == sys.maxsize or needed <= max(_LONGEST, len(own.heading))
+        if is_short and GAP + needed <= left and any(own.value(task) not in (None, "") for task in tasks):
+            left -= GAP + needed
             yield own
 
 
@@ -174,9 +178,9 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
         print_json(None if facts is None else facts | kept)
     elif facts is not None:
         own = facts.pop("columns")
-        facts["lease"] = _lease(facts, now)
-        shown = {name: each if name == "error" else plain(each, lines=False) for name, each in (facts | own).items()}
-        print_table(["", ""], [*shown.items()], keeps_lines=True)
+        facts |= {"lease": _lease(facts, now), "attempt": _attempt(facts)}
+        shown = {name: plain(each, lines=name == "error") for name, each in (facts | own).items()}
+        print_record(shown.items(), texts=["error"])
         _print_past(past or ())
     else:
         say(f"There is no {spec.name} {key}.")

@@ -154,7 +154,8 @@ def _state(seen: SeenTask) -> Reason | None:
         text = f"{text}, and is leased until {moment_text(moment)}"
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
-        failed = f"attempt {tries} of {values['max_attempts']} failed, and " if status is Status.RETRYABLE else ""
+        left = max(values["max_attempts"] - tries, 0)
+        failed = f"attempt {tries} failed ({left} left), and " if status is Status.RETRYABLE else ""
         if was_set_aside(values["error"]):
             failed = f"it {values['error']}, and "
         return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
-from tests.support.models import Mail, Seat, Task
+from tests.support.models import Chore, Mail, Seat, Task
 
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
 
@@ -105,9 +105,9 @@ def test_stats_over_time(url: str) -> None:
 def test_list_and_errors_print_tables(url: str) -> None:
     put(url, Mail, {**FAILED, "error": "Timeout: [red]x[/]\x1b[31m\n  in line 2"}, {"topic": "news"})
     assert out("list", model="Mail").splitlines() == [
-        "Key  status     topic    attempt  available at          error",
-        f"2    available  news     0/5      {_moment(url)}",
-        "1    discarded  default  3/5      2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
+        "Key  status     topic    attempt     available at          error",
+        f"2    available  news     0 (5 left)  {_moment(url)}",
+        "1    discarded  default  3           2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m…",
     ]
     assert out("errors", model="Mail").splitlines() == [
         "Example  tasks  last seen             error",
@@ -179,22 +179,53 @@ def narrow(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: str) -> None:
-    put(narrow, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "status": "cancelled"})
-    put(narrow, Task, {"status": "scheduled"}, {"status": "retryable"}, {**FAILED, "status": "completed"})
-    put(narrow, Mail, {**FAILED, "error": "Timeout: " + 30 * "x y " + "\nsecond line"})
+LONG = "smtp-1.internal.example.org refused 0123456789@example.org (request 1f6ffe72-0000-4000-8000-000000000000)"
+CALL = {"task": "billing.reminders.send_reminder", "arguments": {"to": "0123456789@example.org"}}
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_table_is_split_and_no_word_broken(url: str, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "status": "cancelled"})
+    put(url, Task, {"status": "scheduled"}, {"status": "retryable"}, {**FAILED, "status": "completed"})
+    put(url, Mail, {**FAILED, "error": f"{LONG}\nsecond line", "topic": "news-of-the-archive"})
+    put(url, Chore, {**CALL, "limit_key": "tenant-0123456789", "unique_key": "reminder:4711:2026-11-27", "error": LONG})
     out("pause", "--topic", "news", model="Mail")
-    tables = [out("stats", model="Base"), out("stats", "--by", "number"), out("stats", "--timeline", "--since", "3h")]
-    tables += [out("list"), out("list", "--columns", "name,number,created_at,claimed_at,available_at,error")]
-    tables += [out("errors", model="Mail"), out("list", model="Mail"), out("show", "1", model="Mail")]
-    assert max(len(line) for table in tables for line in table.splitlines()) <= 80
-    parts = [part.splitlines() for part in tables[0].split("\n\n")]
-    first = parts[0][1].split()[0]  # any of them, since other modules define models of this base too
-    assert [[line.split()[0] for line in part][:2] for part in parts] == [["Queue", first]] * len(parts)
-    assert [line.split()[-1] for line in parts[-1] if line.startswith("mail ")] == ["news"]
-    assert [name for part in parts for name in part[0].split()[1:]] == [
-        *("available", "scheduled", "retryable", "running", "completed", "cancelled", "discarded", *HEADINGS)
-    ]
+    out("set-limit", "tenant-0123456789", "2", "--yes", model="Chore")
+    printed = {
+        "stats": [out("stats", model="Base"), out("stats", "--by", "topic", model="Mail")],
+        "timeline": [out("stats", "--timeline", "--since", "3h")],
+        "list": [out("list", model=name) for name in ("Task", "Mail", "Chore")],
+        "columns": [out("list", "--columns", "name,number,created_at,claimed_at,available_at,error")],
+        "errors": [out("errors", model="Mail")],
+        "show": [out("show", "1", model="Chore")],
+        "limits": [out("limits", model="Chore")],
+    }
+    for lines in (text.splitlines() for texts in printed.values() for text in texts):
+        assert [line for line in lines if len(line) > width and len(line.split()) > 3] == []
+    assert not [text for text in printed["stats"] + printed["timeline"] if "\n\n" in text]  # no second table
+    (task,) = re.findall(r"^task .*\n(?: .*\n)*", printed["stats"][0], re.MULTILINE)
+    assert words(task).startswith(
+        "task available 1, scheduled 1, retryable 1, running 1, completed 1, cancelled 1, disc"
+    )
+    whole = {
+        "stats": ["customer_order", "paused news", "news-of-the-archive"],
+        "list": [CALL["task"], "tenant-0123456789", "news-of-the-archive", "2020-01-01 00:00:00Z"],
+        "errors": LONG.split(),
+        "show": [CALL["task"], "tenant-0123456789", "reminder:4711:2026-11-27", *LONG.split()],
+        "limits": ["tenant-0123456789"],
+    }
+    for command, parts in whole.items():
+        assert [part for part in parts if not any(part in text for text in printed[command])] == []
+
+
+def test_nothing_is_cut_in_a_pipe(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    put(url, Chore, {**CALL, "note": "n" * 90, "error": f"{LONG}\n  second line"})
+    heading, line = out("list", model="Chore").splitlines()
+    assert heading.split()[:3] == ["Key", "status", "task"]
+    for part in (CALL["task"], '{"to": "0123456789@example.org"}', "n" * 90, f"{LONG}\\n  second line"):
+        assert part in line
 
 
 def test_limits_are_listed_and_set(url: str) -> None:
@@ -229,13 +260,13 @@ def test_models_of_slots_are_not_listed(url: str) -> None:
 
 
 def test_a_list_shows_columns_of_the_application(narrow: str) -> None:
-    put(narrow, Task, {"name": "a name", "number": 7}, {"name": "x" * 99, "number": 8, "error": "KeyError: 1\n2"})
+    put(narrow, Task, {"name": "a name", "number": 7}, {"name": "x" * 40, "number": 8, "error": "KeyError: 1\n2"})
     heading, first, second = out("list").splitlines()
     assert heading.split() == ["Key", "status", "attempt", "available", "at", "number", "error"]
-    assert (first.split()[-3:], second.split()[-1]) == (["8", "KeyError:", "1"], "7")
+    assert (first.split()[-3:], second.split()[-1]) == (["8", "KeyError:", "1…"], "7")
     heading, first, second = out("list", "--columns", "name,available_at").splitlines()
     assert heading.split() == ["Key", "name", "available", "at"]
-    assert (first.split()[1], second.split()[1:3]) == ("x" * 23 + "…", ["a", "name"])
+    assert (first.split()[1], second.split()[1:3]) == ("x" * 40, ["a", "name"])
     assert "Task has no column nothing" in words(run("list", "--columns", "name,nothing").stderr)
 
 
