@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from operator import eq, gt, lt
 from typing import Any, Generic
@@ -19,7 +20,9 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
+    union,
 )
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
@@ -31,7 +34,7 @@ from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql import fixes, is_available, is_due, is_final, only, state, terms_of
+from ..sql import fixes, is_adopted, is_available, is_due, is_final, only, state, terms_of
 from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
 from .recording import brief, say
@@ -63,15 +66,21 @@ class Window:
     """The criteria that are evaluated for each of these rows."""
     order: Order
     scan: int
-    """The maximum number of rows that are examined, if there is a ``rest``."""
+    """The maximum number of rows that are examined, if there is a ``rest`` or a ``sort``."""
+    sort: Order = ()
+    """The order in which the rows that were examined are returned, if it is another one."""
 
     @property
     def places(self) -> Sequence[Ordering]:
         """The terms of the order that differ between rows."""
-        return _places(self.spec, self.order)
+        return self.sort or _places(self.spec, self.order)
 
     def backwards(self) -> Window:
         """Return the same rows in the opposite order."""
+        return replace(self, sort=_reversed(self.sort)) if self.sort else self.from_its_end()
+
+    def from_its_end(self) -> Window:
+        """Return the window that examines its last rows."""
         return replace(self, order=_reversed(self.order))
 
     def beyond(self, position: Position | None) -> Iterator[Window]:
@@ -87,6 +96,13 @@ class Window:
             term, value = fixed[number]
             after = self._compared(lt if term.descending else gt, term, value, known)
             yield replace(self, rows=(*self.rows, *same, after))
+
+    def sorted_beyond(self, position: Position | None) -> Window:
+        """Return the window of the rows after ``position``, among those that are examined and sorted."""
+        if position is None:
+            return self
+        ranges = (part.rows[len(self.rows) :] for part in self.beyond(position))
+        return replace(self, rest=(*self.rest, or_(*(and_(*each) for each in ranges))))
 
     def _compared(
         self, comparison: Callable[[Any, Any], Criterion], term: Ordering, value: object, known: Sequence[Criterion]
@@ -104,20 +120,21 @@ class Window:
 
     def select(self, *columns: ColumnElement[Any], limit: int | None) -> Select[Any]:
         """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows only."""
-        if not self.rest:
+        if not self.rest and not self.sort:
             return self._first(columns).limit(limit)
         # as a column: for a criterion, planners might choose another access path than the window's index
-        matches = case((and_(*self.rest), _ONE)).label("matches")
-        order = [term.column.label(f"place_{number}") for number, term in enumerate(self.order)]
+        matches = (case((and_(*self.rest), _ONE)) if self.rest else _ONE).label("matches")
+        terms = self.sort or self.order
+        order = [term.column.label(f"place_{number}") for number, term in enumerate(terms)]
         looked = self._first((matches, *order, *columns)).limit(self.scan).subquery("looked_at")
         matching, *found = looked.c
         places, wanted = found[: len(order)], found[len(order) :]
-        in_order = (term.over(place) for term, place in zip(self.order, places, strict=True))
+        in_order = (term.over(place) for term, place in zip(terms, places, strict=True))
         return select(*wanted).where(matching == _ONE).order_by(*in_order).limit(limit)
 
     def is_cut(self, session: Session) -> bool:
-        """Return whether there is a row number ``scan``, and no index covers all criteria."""
-        if not self.rest:
+        """Return whether there is a row number ``scan``, and no index covers all criteria and the order."""
+        if not self.rest and not self.sort:
             return False
         last = self._row(self.scan, [_ONE.label("one")])
         return self.adapter.rows.execute(session, self.spec, last).first() is not None
@@ -179,6 +196,31 @@ class Windows:
         else:
             found = self._window((), (*terms, *in_state), order)
         return self._better(terms)(found)
+
+    def in_order(self, status: Status | None, where: Sequence[Where], order: Order) -> Window | None:
+        """Return the window of these tasks in this order, or ``None`` if no index has it."""
+        window = self.of(status, where)
+        for each in (window, window.backwards()):
+            if _is_same(each.places, order):
+                return each
+        if status is None and _begins_index(self.adapter, self.spec, order[0].column):
+            terms = terms_of(self.spec, where)
+            return self._better(terms)(self._window((), terms, order))
+        return None
+
+    def sorted(self, status: Status | None, where: Sequence[Where], order: Order) -> list[Window]:
+        """Return the windows that make up these tasks, to be examined and sorted."""
+        spec, terms = self.spec, terms_of(self.spec, where)
+        in_state = () if status is None else (spec["status"] == state(status),)
+        parts = self.all(where)
+        if not self.adapter.inspection.indexes_all and finds_finished(self.adapter, spec):
+            adopted = self._window((), (*terms, is_adopted(spec)), _last_first(spec))
+            parts.append((FINAL, self._better(terms)(adopted)))
+        return [
+            replace(window, rest=(*window.rest, *in_state), sort=order)
+            for states, window in parts
+            if status is None or status in states
+        ]
 
     def all(self, where: Sequence[Where]) -> list[tuple[Sequence[Status], Window]]:
         """Return windows that make up all tasks that satisfy ``where``, with their states.
@@ -254,17 +296,52 @@ class Windows:
 def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
     """Return the order of tasks in this state, which an index has."""
     if status is Status.AVAILABLE or (status is not None and adapter.inspection.indexes_all):
-        # the position of a page cannot contain NULL
-        if not any(getattr(term.column, "nullable", True) for term in spec.ready_order):
+        if not _has_nulls(spec.ready_order):
             return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
     elif status in DUE:
         return spec.due_order
     return _last_first(spec)
 
 
-def places_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Sequence[ColumnElement[Any]]:
-    """Return the columns whose values make up a position among tasks in this state."""
-    return [term.column for term in _places(spec, order_of(adapter, spec, status))]
+class Sorting(StrEnum):
+    """What a list of tasks is sorted by."""
+
+    CREATED = "created"
+    TIME = "time"
+    """``available_at``: when a task is due, when its lease ends, or when it became final."""
+    PRIORITY = "priority"
+    """The order of claims."""
+
+    def order(self, spec: QueueSpec, *, descending: bool) -> Order:
+        """Return the order in which the tasks of a queue have this sorting.
+
+        Integer keys grow with each task; among others, such as UUIDs and texts, ``created_at`` tells which is newer.
+        """
+        key = tuple(Ordering(column) for column in spec.primary_key)
+        by_key = len(key) == 1 and any(
+            getattr(table, "autoincrement_column", None) is not None for table in spec.mapper.tables
+        )
+        match self:
+            case Sorting.CREATED:
+                found = key if by_key else (Ordering(spec["created_at"]), *key)
+            case Sorting.TIME:
+                found = (Ordering(spec["available_at"]), *key)
+            case Sorting.PRIORITY:
+                found = spec.ready_order
+                if _has_nulls(found):
+                    found = (Ordering(spec["priority"]), Ordering(spec["available_at"]), *key)
+        return _reversed(found) if descending else found
+
+
+def _has_nulls(order: Order) -> bool:
+    """Return whether columns may contain NULL, which the position of a page cannot."""
+    return any(getattr(term.column, "nullable", True) for term in order)
+
+
+def _is_same(places: Sequence[Ordering], order: Sequence[Ordering]) -> bool:
+    return [(id(term.column), term.descending) for term in places] == [
+        (id(term.column), term.descending) for term in order
+    ]
 
 
 def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
@@ -296,12 +373,21 @@ def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
 
 def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
     """Return whether an index of all rows begins with a column for which ``term`` is an equality."""
+    return any(fixes([term], column) for column in _leading(adapter, spec))
+
+
+def _begins_index(adapter: Adapter, spec: QueueSpec, column: ColumnElement[Any]) -> bool:
+    return any(each is column for each in _leading(adapter, spec))
+
+
+def _leading(adapter: Adapter, spec: QueueSpec) -> list[Column[Any]]:
+    """Return the columns with which indexes of all rows begin."""
     option = adapter.inspection.predicate_option
     whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
     firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]
     unique = (each for each in spec.table.constraints if isinstance(each, UniqueConstraint))
     firsts += [next(iter(each.columns), None) for each in unique]
-    return any(fixes([term], column) for column in firsts if isinstance(column, Column))
+    return [column for column in firsts if isinstance(column, Column)]
 
 
 # -- reads tasks without claiming or locking them ---------------------------------------------------------------------
@@ -420,7 +506,7 @@ class Page(Generic[T]):
     previous: Position | None
     """The ``before`` of the previous page; ``None`` on the first one."""
     is_cut: bool
-    """Whether ``scan`` rows were examined without filling the page; the next page continues there."""
+    """Whether there are rows that were not examined: the next page continues with them, if there is one."""
 
 
 def page(
@@ -428,6 +514,8 @@ def page(
     entity: type[T],
     *where: Where,
     status: Status | None = None,
+    order: Order | None = None,
+    by_state: bool = False,
     after: Position | None = None,
     before: Position | None = None,
     limit: int = 50,
@@ -440,25 +528,55 @@ def page(
     ``where``: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page can have fewer
     tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`. Tasks that change
     their position in the meantime can be missing, or appear on two pages.  ``options``: any loader options.
+
+    ``order``: another order, see :meth:`.Sorting.order`.  If no index has it, the tasks of each group of states, in the
+    order of its index, are examined and sorted: of more than ``scan``, the first and the last ones.  No page then
+    continues with the others.  ``by_state``: do so in any case, to examine some tasks of each group.
     """
     spec = spec_of(entity)
     count("limit", limit)
     session = session_of(session)
     adapter = open_(session, spec)
     among = Windows(adapter=adapter, session=session, spec=spec, scan=scan)
-    window = among.of(status, within(session, spec, where))
-    ahead, end, keys = window if before is None else window.backwards(), None, list[Identity]()
-    for part in ahead.beyond(after if before is None else before):
-        keys += adapter.rows.keys(session, spec, part.select(*spec.primary_key, limit=limit + 1 - len(keys)))
-        if len(keys) > limit or (end := part.end(session)) is not None:
-            break
+    criteria = within(session, spec, where)
+    window = among.of(status, criteria) if order is None else among.in_order(status, criteria, order)
+    position, end = after if before is None else before, None
+    if window is not None and not by_state:
+        ahead, keys = window if before is None else window.backwards(), list[Identity]()
+        for part in ahead.beyond(position):
+            keys += adapter.rows.keys(session, spec, part.select(*spec.primary_key, limit=limit + 1 - len(keys)))
+            if len(keys) > limit or (end := part.end(session)) is not None:
+                break
+        is_cut = end is not None
+    else:
+        windows = among.sorted(status, criteria, order or _last_first(spec))
+        window = windows[0]
+        ends = [each if before is None else each.backwards() for each in windows]
+        is_cut = any(each.is_cut(session) for each in ends)
+        keys = adapter.rows.keys(session, spec, _from_both_ends(ends, position, limit + 1))
     shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1], options)
     first, last = (_position(window, shown[index]) if shown else None for index in (0, -1))
     more = len(keys) > limit
     if before is not None:
-        return Page(tasks=shown, next=last, previous=end or (first if more else None), is_cut=end is not None)
+        return Page(tasks=shown, next=last, previous=end or (first if more else None), is_cut=is_cut)
     following = end or (last if more else None)
-    return Page(tasks=shown, next=following, previous=None if after is None else first, is_cut=end is not None)
+    return Page(tasks=shown, next=following, previous=None if after is None else first, is_cut=is_cut)
+
+
+def _from_both_ends(windows: Sequence[Window], position: Position | None, limit: int) -> Select[Any]:
+    """Return the SELECT of the first primary keys after ``position`` among the rows that ``windows`` examine: half of
+    them from either end."""
+    spec, sort, found = windows[0].spec, windows[0].sort, list[Select[Any]]()
+    columns = [
+        each.label(f"found_{number}") for number, each in enumerate([*spec.primary_key, *(t.column for t in sort)])
+    ]
+    for window in windows:
+        half = replace(window, scan=window.scan // 2)
+        for each in (half, half.from_its_end()):
+            found.append(select(each.sorted_beyond(position).select(*columns, limit=limit).subquery()))
+    every = union(*found).subquery("found")
+    keys, places = every.c[: len(spec.primary_key)], every.c[len(spec.primary_key) :]
+    return select(*keys).order_by(*(term.over(place) for term, place in zip(sort, places, strict=True))).limit(limit)
 
 
 def _loaded(

@@ -13,7 +13,7 @@ from sqlqueue import Claim, QueueSession, Status, promote
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.conflicts import Conflicts
 from sqlqueue.operations.control import not_paused
-from sqlqueue.operations.paging import page
+from sqlqueue.operations.paging import Sorting, page
 from sqlqueue.operations.upkeep import extend, postpone
 from tests.dialects.recorder import KEY
 from tests.support import history as past
@@ -145,6 +145,10 @@ def staged() -> Iterator[tuple[str, Call]]:
     yield "Leaflet.complete", lambda s: s.complete(claims(Leaflet, 1))
 
 
+def newest(model: Any) -> Any:
+    return Sorting.CREATED.order(model.__queue_spec__, descending=True)
+
+
 def sets() -> Iterator[tuple[str, Call]]:
     yield "Task.retry", lambda s: s.retry(Task, Task.error.like("x%"))
     yield "Task.rerun", lambda s: s.rerun(Task, Task.number == 7)
@@ -162,6 +166,8 @@ def sets() -> Iterator[tuple[str, Call]]:
     yield "Task.errors(scan)", lambda s: s.errors(Task, scan=100)
     yield "Task.page(state)", lambda s: page(s, Task, status=Status.RUNNING)
     yield "Task.page(where)", lambda s: page(s, Task, Task.number == 7, before=(7,))
+    yield "Task.page(sorted)", lambda s: page(s, Task, status=Status.AVAILABLE, order=newest(Task), after=(7,))
+    yield "Mail.page(sorted)", lambda s: page(s, Mail, order=Sorting.TIME.order(Mail.__queue_spec__, descending=False))
     yield "Mail.pause", lambda s: s.pause(Mail, "news", reason="x")
     yield "Mail.paused", lambda s: s.paused(Mail)
     yield "Mail.resume", lambda s: s.resume(Mail, "news")

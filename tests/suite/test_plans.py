@@ -18,7 +18,7 @@ from sqlqueue import AttemptOutcome, Claim, Status
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.history import count_old_attempts
-from sqlqueue.operations.paging import page
+from sqlqueue.operations.paging import Sorting, page
 from sqlqueue.operations.upkeep import exhausted
 from sqlqueue.queue.options import FAILED
 from sqlqueue.sql import NEVER
@@ -195,11 +195,24 @@ WHY: Mapping[str, Call] = {
     "why the first": lambda session, model: session.why(Claim(model, key_of(model, 0), 0)),
     "why the last": lambda session, model: session.why(Claim(model, key_of(model, READY + DUE - 1), 0)),
 }
+
+
+def newest(model: Any) -> Any:
+    return Sorting.CREATED.order(model.__queue_spec__, descending=True)
+
+
 PAGES: Mapping[str, Call] = {
     "page": lambda session, model: session.run(page, model, limit=READY),
     "page by error": lambda session, model: session.run(page, model, model.error == "no", scan=READY),
     "page of running tasks": lambda session, model: session.run(page, model, status=Status.RUNNING, scan=READY),
     "page of dead letters": lambda session, model: session.run(page, model, status=Status.DISCARDED, scan=READY),
+    "page, newest": lambda session, model: session.run(page, model, order=newest(model), limit=READY, scan=READY),
+    "page of available tasks, newest": lambda session, model: session.run(
+        page, model, order=newest(model), status=Status.AVAILABLE, scan=READY
+    ),
+    "page by error, of each group of states": lambda session, model: session.run(
+        page, model, model.error == "no", order=newest(model), by_state=True, scan=READY
+    ),
     "overview": lambda session, model: session.overview(model, cap=READY, scan=READY),
     "stats by error": lambda session, model: session.stats(model, model.error == "no", cap=READY, scan=READY),
     "errors": lambda session, model: session.errors(model, cap=READY, scan=READY),
