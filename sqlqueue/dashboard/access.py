@@ -262,6 +262,10 @@ DATA = frozenset({"arguments", "headers", "payload", "result"})
 """Columns of the queue that hold the application's data."""
 
 
+FILTERED = ("task", "stage", "limit_key", "message_key", "unique_key")
+"""Columns of kinds of queues by which tasks can be filtered, as by their topic."""
+
+
 def shortened(text: str, longest: int) -> str:
     """Return ``text``, or its beginning with an ellipsis."""
     return text if len(text) <= longest else f"{text[:longest]}…"
@@ -344,8 +348,10 @@ class Exposure:
         }
 
     def filters_of(self, spec: QueueSpec) -> Sequence[str]:
-        """Return the attributes by which the application permits filtering."""
-        return self.filters.get(spec.entity, ())
+        """Return the attributes by which tasks can be filtered: those of the queue's kind, and those by which the
+        application permits it."""
+        own = [spec.attributes[role] for role in FILTERED if role in spec.attributes]
+        return list(dict.fromkeys([*own, *self.filters.get(spec.entity, ())]))
 
     def link_to(self, task: object) -> str | None:
         """Return the URL of the application's own page for ``task``, if it is safe to follow."""

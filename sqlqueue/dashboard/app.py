@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, overview, pages
+from . import access, actions, overview, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -140,11 +140,12 @@ _ROUTES = [
     Route("/workers", pages.show_workers),
     Route("/workers/confirm/{action}", actions.confirm_command),
     Route("/workers/{action}", actions.send_command, methods=["POST"]),
+    Route("/search", tasks.show_search),
     Route("/metrics", pages.show_metrics),
     Route("/outbox", pages.show_outboxes),
     Route("/pipelines", pages.show_pipelines),
-    Route("/queue/{queue}", pages.show_queue),
-    Route("/queue/{queue}/task", pages.show_task),
+    Route("/queue/{queue}", tasks.show_queue),
+    Route("/queue/{queue}/task", tasks.show_task),
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),

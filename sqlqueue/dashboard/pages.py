@@ -2,215 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from sqlalchemy.orm import Session
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from .. import operations
-from .._support.errors import ArgumentError, Claim
-from .._support.texts import key_text
-from ..lifecycle.kind import Cause
-from ..model.companions import history_of, worker_table
+from ..model.companions import worker_table
 from ..operations import (
-    Bucket,
     ErrorGroup,
-    Explanation,
     Limit,
-    PastAttempt,
     QueueOverview,
     QueueStats,
     RecurringTask,
     WorkerInfo,
 )
-from ..operations.filtering import identity
-from ..operations.paging import SCAN, Page, find_all, key_of, page, places_of
+from ..operations.paging import SCAN
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
-from ..queue.spec import Identity, QueueSpec
-from ..transaction import open_
+from ..queue.spec import QueueSpec
 from ..worker import HAS_PROMETHEUS, TEXT
-from .access import CELL, LONGEST, Exposure
-from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
+from .charts import PERIODS, Ended, period_of, read_buckets
 from .overview import figures_of
 from .rendering import first_line
-from .requests import Filter, cursor, position, possible
-from .site import CAP, LIFETIME, Site, respond, site_of, viewer_of
-
-# -- the page of a queue: its figures, and its tasks by a filter ------------------------------------------------------
-
-ROWS = 50
-ROLES = ("topic", "task", "stage", "message_key", "limit_key")
-"""Columns of kinds of queues that a table of tasks shows if the queue has them."""
-SHOWN = ("status", "attempt", "max_attempts", "available_at", "claimed_by", "error", *ROLES)
-"""The queue's columns in a table of tasks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
-    """A task as shown in the table, detached from its session."""
-
-    key: str
-    own: Mapping[str, Any]
-    named: Mapping[str, str | None]
-
-
-async def show_queue(request: Request) -> Response:
-    """Show a queue, and the tasks that the filter in the URL selects."""
-    site = site_of(request)
-    spec, exposure = site.queue(request), site.exposure
-    chosen, problem = Filter.of(request.query_params, exposure.filters_of(spec)), None
-    after, before = (request.query_params.get(name) for name in ("after", "before"))
-    tasks: Page[Any] = Page(tasks=(), next=None, previous=None, is_cut=False)
-    try:
-        tasks = await _tasks(site, spec, chosen, after, before)
-    except ArgumentError as error:
-        problem = str(error)
-    figures, pauses = await site.read(("figures", spec), partial(figures_of, spec=spec), spec)
-    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
-    period = period_of(request)
-    read = partial(read_buckets, spec=spec, period=period)
-    buckets = await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
-    return respond(
-        request,
-        "queue.html",
-        status=200 if problem is None else 400,
-        spec=spec,
-        name=spec.name,
-        states=list(Status),
-        columns=exposure.filters_of(spec),
-        named=exposure.columns.get(spec.entity, ()),
-        roles=[role for role in ROLES if role in spec.columns],
-        figures=figures,
-        pauses=pauses,
-        stages=stages,
-        ended=None if buckets is None else Ended.of(buckets),
-        charts=[] if buckets is None else _charts(spec, buckets, period),
-        period=period,
-        periods=PERIODS,
-        filter=chosen,
-        problem=problem,
-        tasks=tasks,
-        cursor=cursor,
-        is_first=after is None and before is None,
-        scanned=SCAN,
-    )
-
-
-async def _tasks(site: Site, spec: QueueSpec, chosen: Filter, after: str | None, before: str | None) -> Page[Any]:
-    criteria, state, exposure = chosen.criteria(spec), chosen.state, site.exposure
-
-    def read(session: Session) -> Page[Any]:
-        adapter = open_(session, spec)
-        columns = places_of(adapter, spec, state)
-        start, end = (position(columns, each) for each in (after, before))
-        options = [exposure.loading(spec, SHOWN)]
-        found = page(
-            session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS, options=options
-        )
-        cut = exposure.texts(adapter, session, spec, [key_of(spec, task) for task in found.tasks], CELL)
-        return replace(found, tasks=[_row(exposure, spec, task, cut) for task in found.tasks])
-
-    key = ("tasks", spec, tuple(chosen.query.items()), after, before)
-    return await site.read(key, read, spec)
-
-
-def _row(exposure: Exposure, spec: QueueSpec, task: Any, cut: Mapping[Identity, Mapping[str, Any]]) -> TaskRow:
-    key = key_of(spec, task)
-    own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
-    named = exposure.named(spec, task, cut.get(key, {}), CELL)
-    return TaskRow(key=key_text(key), own=_in_cells(own), named=_in_cells(named))
-
-
-def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as a table shows them, since they are kept for several viewers."""
-    return {name: first_line(value) if isinstance(value, str) else value for name, value in values.items()}
-
-
-def _charts(spec: QueueSpec, buckets: Sequence[Bucket], period: Period) -> list[Chart]:
-    queues = {spec.name: buckets}
-    times = {"running": lambda each: each.run_time, "waiting": lambda each: each.waiting_time}
-    return [
-        counts_chart(f"Ended {Ended.of(buckets).unit}", queues, period),
-        durations_chart("Run and wait times (95th percentile)", times, queues, period),
-    ]
-
-
-# -- the page of a task -----------------------------------------------------------------------------------------------
-
-ATTEMPTS = 50
-TIMES = ("created_at", "claimed_at", "available_at", "finished_at", "scheduled_for")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detail:
-    """A task as shown on its page, detached from its session."""
-
-    key: str
-    own: Mapping[str, Any]
-    named: Mapping[str, str | None]
-    link: str | None
-    why: Explanation
-    past: Sequence[PastAttempt]
-    """The finished attempts, the latest first; none without a :class:`.HistoryMixin`."""
-
-
-async def show_task(request: Request) -> Response:
-    """Show a task: what it is, what happened to it, and why it is not running."""
-    site = site_of(request)
-    spec = site.queue(request)
-    key = identity_in(request, spec)
-    detail = await site.read(("task", spec, key), lambda session: _read_task(session, site.exposure, spec, key), spec)
-    if detail is None:
-        raise HTTPException(404, "There is no such task: it was deleted or never existed.")
-    abandoned = any(reason.cause is Cause.LEASE_EXPIRED for reason in detail.why.reasons)
-    return respond(
-        request,
-        "task.html",
-        spec=spec,
-        name=spec.name,
-        task=detail,
-        actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
-        rest=_rest(detail.own),
-        moments=TIMES,
-    )
-
-
-def identity_in(request: Request, spec: QueueSpec) -> Identity:
-    """Return the primary key in a URL; 404 for text that cannot be one."""
-    try:
-        return identity(spec, request.query_params.get("key", ""))
-    except ArgumentError as error:
-        raise HTTPException(404, str(error)) from error
-
-
-def _read_task(session: Session, exposure: Exposure, spec: QueueSpec, key: Identity) -> Detail | None:
-    found = find_all(session, spec.entity, spec.key(key), options=[exposure.loading(spec, spec.attributes)])
-    if not found:
-        return None
-    (task,), claim = found, Claim(spec.entity, key, attempt=0)
-    cut = exposure.texts(open_(session, spec), session, spec, [key], LONGEST)
-    return Detail(
-        key=key_text(key),
-        own=exposure.own(spec, task),
-        named=exposure.named(spec, task, cut.get(key, {}), LONGEST, indent=2),
-        link=exposure.link_to(task),
-        why=operations.why(session, claim),
-        past=operations.history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),
-    )
-
-
-def _rest(own: Mapping[str, Any]) -> Sequence[tuple[str, Any]]:
-    """Return the columns that are shown as a plain list."""
-    apart = {"status", "error", "claim_token", *TIMES}
-    return [(role, value) for role, value in own.items() if role not in apart and value is not None]
-
+from .site import CAP, LIFETIME, respond, site_of
 
 # -- pages that show all queues of a kind -----------------------------------------------------------------------------
 

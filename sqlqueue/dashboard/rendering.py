@@ -117,8 +117,8 @@ NOW = "now"
 
 
 def _distance(value: datetime, now: datetime) -> str:
-    seconds = abs(now - value)
-    return NOW if seconds < timedelta(seconds=1) else span(seconds)
+    seconds = abs(now - value).total_seconds() // 1
+    return NOW if seconds < 1 else f"{seconds:.0f} s" if seconds < _MINUTE else span(seconds)
 
 
 def _titled(value: datetime, text: str) -> Markup:

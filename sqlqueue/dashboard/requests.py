@@ -18,8 +18,8 @@ from starlette.requests import Request
 
 from .._support import checks
 from .._support.errors import ArgumentError
-from ..operations.filtering import age, criteria, moment, of_keys, value
-from ..operations.paging import Position
+from ..operations.filtering import age, containing, criteria, moment, of_keys, value
+from ..operations.paging import Order, Position, Sorting
 from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
@@ -117,7 +117,7 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------
 
 ABANDONED = "abandoned"
-_TEXTS = ("status", "topic", "key", "error", "message", "older", "newer", "since", "until")
+_TEXTS = ("search", "status", "topic", "key", "error", "message", "older", "newer", "since", "until")
 Query = QueryParams | MultiDict
 
 
@@ -127,6 +127,8 @@ class Filter:
 
     status: str = ""
     """A :class:`.Status`, or ``abandoned``."""
+    search: str = ""
+    """Text that a key, a column of the queue's kind, the error or one of ``columns`` contains."""
     topic: str = ""
     key: str = ""
     error: str = ""
@@ -140,14 +142,16 @@ class Filter:
     """A time in UTC, as browsers send it: only tasks created at that time or later."""
     until: str = ""
     equal: Mapping[str, str] = field(default_factory=dict)
-    """Values of the columns that the application has named."""
+    """Values of ``columns``."""
+    columns: Sequence[str] = ()
+    """The columns by which tasks can be filtered."""
 
     @classmethod
     def of(cls, query: Query, columns: Sequence[str]) -> Filter:
         """Return the filter in a URL or a form; ``columns`` are those that tasks can be filtered by."""
         texts = {name: query.get(name, "").strip() for name in _TEXTS}
         equal = {name: text for name in columns if (text := query.get(f"column.{name}", "").strip())}
-        return cls(**texts, equal=equal)
+        return cls(**texts, equal=equal, columns=tuple(columns))
 
     @property
     def query(self) -> dict[str, str]:
@@ -160,8 +164,13 @@ class Filter:
     def state(self) -> Status | None:
         """The state that it selects, if any; abandoned tasks are running."""
         with suppress(ValueError):
-            return Status.RUNNING if self.status == ABANDONED else Status(self.status)
+            return Status.RUNNING if self.is_of_abandoned else Status(self.status)
         return None
+
+    @property
+    def is_of_abandoned(self) -> bool:
+        """Whether it selects running tasks whose lease has expired."""
+        return self.status == ABANDONED
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
         """Return its criteria besides :attr:`state`.  Raises :class:`.ArgumentError` if they are invalid for this
@@ -170,7 +179,7 @@ class Filter:
             checks.text(name, given)
         if self.status and self.state is None:
             raise ArgumentError(f"{self.status!r} is not a state")
-        return criteria(
+        rows = criteria(
             spec,
             topic=self.topic or None,
             ids=[self.key] if self.key else None,
@@ -180,13 +189,53 @@ class Filter:
             since=moment(self.since) if self.since else None,
             until=moment(self.until) if self.until else None,
             equal=self.equal,
-            abandoned=self.status == ABANDONED,
-        ) + ([spec["error"] == self.message] if self.message else [])
+            abandoned=self.is_of_abandoned,
+        )
+        whole = [spec["error"] == self.message] if self.message else []
+        searched = [containing(spec, self.search, self.columns)] if self.search else []
+        return [*rows, *whole, *searched]
 
 
 def _contains(text: str) -> str:
     """Return a LIKE pattern: ``%`` and ``_`` match anything, as on the command line."""
     return text if "%" in text else f"%{text}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """The order of a list of tasks; by default, the newest first."""
+
+    by: Sorting = Sorting.CREATED
+    descending: bool = True
+
+    @classmethod
+    def of(cls, query: Query) -> Sort:
+        """Return the order in a URL: ``priority``, ``-time``.  Raises :class:`.ArgumentError` for other text."""
+        text = query.get("sort", "").strip()
+        by = next((each for each in Sorting if each == text.removeprefix("-")), None)
+        if text and by is None:
+            raise ArgumentError(
+                f"{text!r} is not an order: give {', '.join(Sorting)}, or -{Sorting.TIME} for descending"
+            )
+        return cls() if by is None else cls(by, text.startswith("-"))
+
+    @property
+    def text(self) -> str | None:
+        """The order as a URL parameter; ``None`` for the default."""
+        return None if self == Sort() else f"{'-' if self.descending else ''}{self.by}"
+
+    def order(self, spec: QueueSpec) -> Order:
+        """Return the order of the tasks of a queue."""
+        return self.by.order(spec, descending=self.descending)
+
+    def direction(self, by: str) -> str | None:
+        """Return the direction in which a list is sorted ``by`` this, for ``aria-sort``; ``None`` if it is not."""
+        return None if by != self.by else "descending" if self.descending else "ascending"
+
+    def turned(self, by: str) -> Sort:
+        """Return the order after a click on the heading of a column."""
+        descending = by != Sorting.PRIORITY  # the first in the order of claims, and what is newest
+        return Sort(Sorting(by), not self.descending if by == self.by else descending)
 
 
 def cursor(position: Position | None) -> str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, or_
+from sqlalchemy import JSON, ColumnElement, Unicode, cast, false, literal_column, or_, type_coerce
+from sqlalchemy import Enum as EnumType
 
 from .._support import checks
 from .._support.errors import ArgumentError
@@ -150,6 +153,40 @@ def criteria(
         *(_equal(spec, name, text) for name, text in (equal or {}).items()),
         *([is_abandoned(spec)] if abandoned else []),
     ]
+
+
+SEARCHED = ("topic", "task", "stage", "unique_key", "former_key", "limit_key", "message_key", "claimed_by", "error")
+"""Columns of the queue that a search looks into."""
+
+
+def containing(spec: QueueSpec, text: str, names: Sequence[str]) -> Criterion:
+    """Return the criterion of the tasks with this text as their key, or in a column of the queue or one of ``names``,
+    in upper or lower case.  Of other types than text and JSON, the values that the text stands for are found."""
+    found = [exactly(spec, text)]
+    for chosen in (*(spec[role] for role in SEARCHED if role in spec.columns), *(column(spec, each) for each in names)):
+        if isinstance(chosen.type, JSON):
+            # a concatenation, because not every engine can cast JSON to text; some escape characters beyond ASCII
+            whole = cast(literal_column("''"), Unicode(1)).concat(type_coerce(chosen, Unicode()))
+            forms = (text, *(json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)))
+            found += [_contains(whole, each) for each in dict.fromkeys(forms)]
+        elif isinstance(chosen.type, EnumType) or _kind(chosen) is not str:
+            with suppress(ArgumentError):
+                found.append(chosen == value(chosen, text))
+        else:
+            found.append(_contains(type_coerce(chosen, Unicode()), text))
+    return or_(*found)
+
+
+def exactly(spec: QueueSpec, text: str) -> Criterion:
+    """Return the criterion of the tasks with this text as their primary or unique key, which indexes find."""
+    found = [spec["unique_key"] == text] if spec.has_unique_keys else []
+    with suppress(ArgumentError):
+        found.append(spec.key(identity(spec, text)))
+    return or_(false(), *found)
+
+
+def _contains(text: ColumnElement[str], part: str) -> Criterion:
+    return text.icontains(part, autoescape=True)
 
 
 def of_keys(spec: QueueSpec, texts: Sequence[str]) -> Criterion:

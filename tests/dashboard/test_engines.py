@@ -32,7 +32,15 @@ from tests.support.models import Mail
 from tests.support.rows import PAST, TOMORROW
 from tests.support.workers import eventually
 
-PAGES = ("/", "/queue/mail", "/queue/mail?status=running", "/queue/mail?error=none&topic=a", "/errors", "/metrics")
+PAGES = (
+    "/",
+    "/queue/mail",
+    "/queue/mail?status=running",
+    "/queue/mail?error=none&topic=a",
+    "/search?search=no",
+    "/errors",
+    "/metrics",
+)
 
 
 def store(db: Database) -> None:

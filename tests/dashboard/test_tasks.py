@@ -67,7 +67,7 @@ def test_structures_are_shown_as_json(sessions: sessionmaker[Any]) -> None:
     app = TestClient(dashboard(sessions, columns={Event: ["payload", "headers"]}), headers=OWN)
     page = app.get("/queue/event/task", params={"key": "1"}).text
     assert "{\n  &#34;secret&#34;: &#34;payload-secret&#34;\n}</pre>" in page
-    assert "<td>{&#34;secret&#34;: &#34;payload-secret&#34;}</td>" in app.get("/queue/event").text
+    assert ">{&#34;secret&#34;: &#34;payload-secret&#34;}</td>" in app.get("/queue/event").text
 
 
 class Colour(Enum):

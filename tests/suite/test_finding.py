@@ -10,12 +10,14 @@ import pytest
 from sqlalchemy.orm import selectinload
 
 from sqlqueue import Status, utcnow
+from sqlqueue.operations.filtering import containing
 from sqlqueue.operations.paging import page
 from tests.support.harness import Database
 from tests.support.models import (
     Account,
     CreditNote,
     Invoice,
+    Job,
     Mail,
     Notice,
     Reminder,
@@ -97,6 +99,17 @@ def test_find_among_inheriting_classes(db: Database) -> None:
         assert ids(session.find(Reminder, Reminder.about == "tea")) == [2]
         assert ids(session.find(CreditNote, CreditNote.amount == 7)) == [2]
         assert ids(session.find(Invoice)) == [1, 2]
+
+
+def test_a_text_is_searched_in_columns_of_every_type(sync_db: Database) -> None:
+    given = [{"to": "100%"}, {"to": 'Jörg "x"'}, {"n": 1_000}]
+    rows = [{"task": f"shop.{'abc'[n]}", "arguments": each} for n, each in enumerate(given)]
+    sync_db.insert(Job, [{**row, "id": n, "error": "No" if n == 2 else None} for n, row in enumerate(rows, 1)])
+    expected = {"0%": [1], 'jörg "X"': [2], "1000": [3], "no": [2], "SHOP.": [1, 2, 3], "2": [2], "shop_a": []}
+    with sync_db.begin() as session:
+        for text, keys in expected.items():
+            where = containing(Job.__queue_spec__, text, ["arguments", "priority", "created_at"])
+            assert [job.id for job in session.find(Job, where)] == keys, text
 
 
 # -- paging through tasks by position, and making waiting tasks due at once -------------------------------------------
