@@ -19,6 +19,8 @@ import sqlqueue.alembic
 from sqlqueue.evaluation.demo.application import Base
 
 VARIABLE = "SQLQUEUE_DATABASE_URL"
+ENGINES = ("cockroachdb", "mariadb", "mssql", "mysql", "oracle", "postgresql", "sqlite")
+"""The revisions run on all of them.  By default, they would be for the connected engine."""
 
 
 def database() -> URL:
@@ -40,7 +42,7 @@ def migrate(**target: Any) -> None:
         version_table="sqlqueue_demo_version",
         include_name=includes,
         render_as_batch=True,
-        sqlqueue=sqlqueue.alembic.MigrationOptions(),
+        sqlqueue=sqlqueue.alembic.MigrationOptions(engines=ENGINES),
     )
     with context.begin_transaction():
         if context.is_offline_mode() and context.get_context().dialect.name == "mssql":

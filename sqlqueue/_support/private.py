@@ -5,7 +5,7 @@ Adapters use private attributes of their drivers in the modules of their engines
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from traceback import TracebackException
 from typing import Any
 
@@ -85,6 +85,18 @@ def cached_with(attribute: str) -> list[Any]:
 def affinity(type_: TypeEngine[Any]) -> type[TypeEngine[Any]] | None:
     """Return the general type that ``type_`` is a form of, such as ``String`` for ``Text``."""
     return type_._type_affinity
+
+
+def variants_of(type_: TypeEngine[Any]) -> Mapping[str, TypeEngine[Any]]:
+    """Return the types that ``type_`` was given with ``with_variant()``, by the names of their dialects."""
+    return type_._variant_mapping
+
+
+def without_variants(type_: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return a copy of ``type_`` as it was before ``with_variant()``."""
+    base = type_.copy()
+    base._variant_mapping = immutabledict()
+    return base
 
 
 def is_conditional(index: Index) -> bool:

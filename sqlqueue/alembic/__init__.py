@@ -8,7 +8,8 @@ Without it, migrations of new queues are correct on the engine that they were ge
 - changes tables on SQLite in place and completely or not at all, instead of copying them in batch mode;
 - gives time columns each engine's expression for the current time in UTC as their default, and corrects other defaults.
 
-Revisions contain standard operations only: a migration never imports this package.  Other tables are left alone.  To
+A revision is for the connected engine, or for those named by ``MigrationOptions(engines=...)``: on another one it
+raises an error.  It contains standard operations only, and never imports this package.  Other tables are left alone. To
 disable it: ``context.configure(autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.sqlqueue"])``.
 """
 

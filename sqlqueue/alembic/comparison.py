@@ -30,21 +30,23 @@ from ..lifecycle.kind import Kind
 from ..model.declaration import queues
 from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
+from ..sql import WrappedType
 from .operations import (
+    OURS,
     AddQueueColumnsOp,
     Adoption,
+    BoundaryOp,
     ConcurrentIndexesOps,
+    CreateQueueTableOp,
     DropQueueColumnsOp,
-    MomentDefaultsOps,
+    QueueTableOps,
     RenameColumnsOp,
-    SavepointOp,
     SetDefaultsOp,
     StorageOp,
     alter_default,
-    is_ours,
-    render_item,
 )
 from .plugin import MigrationOptions, listed, options_in, verify
+from .rendering import CONCURRENTLY
 
 # -- columns of a queue that were renamed in the model: revisions rename them too, so that their data is kept ---------
 
@@ -102,7 +104,7 @@ def with_new_names(op: ModifyTableOps, names: Mapping[str, str]) -> Iterator[Mig
         return
     dropped = [each for each in op.ops if isinstance(each, DropIndexOp)]
     if dropped:
-        yield ModifyTableOps(op.table_name, dropped, schema=op.schema)
+        yield QueueTableOps(op.table_name, dropped, schema=op.schema)
     old = {each.column_name: each.to_column() for each in op.ops if isinstance(each, DropColumnOp)}
     yield RenameColumnsOp(op.table_name, {new: old[name] for name, new in names.items()}, schema=op.schema)
     op.ops[:] = [each for each in op.ops if each not in dropped and not _is_renaming(each, names)]
@@ -122,18 +124,15 @@ def of_queue(
     added = [each for each in op.ops if isinstance(each, AddColumnOp) and each.column.name in names]
     dropped = [each for each in op.ops if isinstance(each, DropColumnOp) and each.column_name in _roles()]
     altered = [each for each in op.ops if isinstance(each, AlterColumnOp) and each.column_name in names]
-    mended = [each for each in altered if is_ours(each.modify_server_default)]
-    changed = [each for each in altered if each not in mended and _changes_default(each)]
+    changed = [each for each in altered if _changes_default(each)]
     if added:
         columns, status = [each.column for each in added], spec["status"].name
         adoption = _adoption(status, spec["available_at"].name, options)
         is_adopted = any(column.name == status for column in columns)
         yield AddQueueColumnsOp(op.table_name, columns, adoption if is_adopted else None, schema=op.schema)
-    if mended:
-        yield MomentDefaultsOps(op.table_name, mended, schema=op.schema)
     if changed:
         yield SetDefaultsOp(op.table_name, changed, schema=op.schema)
-    rest = [each for each in op.ops if each not in (*added, *dropped, *mended, *changed)]
+    rest = [each for each in op.ops if each not in (*added, *dropped, *changed)]
     # nothing can be writing to a table that the same revision creates
     concurrently = options.concurrently and not is_new
     yield from _rest(op, rest, {str(index.name) for index in queue_indexes(spec)} if concurrently else ())
@@ -194,14 +193,14 @@ def _rest(
     ]
     others = [each for each in rest if each not in indexes]
     if others:
-        yield ModifyTableOps(op.table_name, others, schema=op.schema)
+        yield QueueTableOps(op.table_name, others, schema=op.schema)
     if indexes:
         yield ConcurrentIndexesOps(op.table_name, [_concurrent(each) for each in indexes], schema=op.schema)
 
 
 def _concurrent(op: CreateIndexOp | DropIndexOp) -> MigrateOperation:
     index = op.to_index()
-    index.dialect_kwargs["postgresql_concurrently"] = True
+    index.dialect_kwargs[CONCURRENTLY] = True
     return type(op).from_index(index)
 
 
@@ -220,7 +219,6 @@ def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDi
 
 def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
     """Add what queues need to the operations that Alembic has found."""
-    context.opts = {**context.opts, "render_item": render_item(context)}
     if context.connection is not None:
         Revision(context, context.connection, upgrade_ops.ops).complete()
     return PriorityDispatchResult.CONTINUE
@@ -236,6 +234,13 @@ class Revision:
         self.adapter = adapter_for(connection.dialect)
         self.options = options_in(context.opts)
         self.queues = {self._key(spec.table.schema, spec.table.name): spec for spec in self._visible_queues()}
+        self.ours = {
+            self._key(table.schema, table.name): table
+            for metadata in listed(context.metadata)
+            for table in metadata.tables.values()
+            if any(isinstance(column.type, WrappedType) for column in table.columns)
+        }
+        """The tables of queues and those beside them."""
         self.created = {self._key(op.schema, op.table_name) for op in operations if isinstance(op, CreateTableOp)}
 
     def complete(self) -> None:
@@ -243,10 +248,12 @@ class Revision:
         for mending in list(self._mending()):
             self._add(mending)
         self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
-        if any(map(self._alters_queue, self.operations)):
-            self.operations[:] = [SavepointOp(begins=True), *self.operations, SavepointOp(begins=False)]
         if self.options.postgresql_storage:
             self.operations += self._storage()
+        if ours := [op for op in self.operations if isinstance(op, OURS)]:
+            atomic = any(map(self._alters_queue, ours))
+            begin, end = (BoundaryOp(ours, begins=begins, atomic=atomic) for begins in (True, False))
+            self.operations[:] = [begin, *self.operations, end]
 
     def _alters_queue(self, op: MigrateOperation) -> bool:
         """Return whether ``op`` alters an existing table that is, becomes or was a queue."""
@@ -321,10 +328,13 @@ class Revision:
 
     def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
         """Yield the operations that replace ``op``."""
-        if not isinstance(op, ModifyTableOps) or isinstance(op, SetDefaultsOp):
+        if not isinstance(op, CreateTableOp | ModifyTableOps) or isinstance(op, SetDefaultsOp):
             yield op
             return
         key = self._key(op.schema, op.table_name)
+        if isinstance(op, CreateTableOp):
+            yield CreateQueueTableOp.from_table(self.ours[key]) if key in self.ours else op
+            return
         if key in self.queues:
             self._keep_order(op)
             yield from with_new_names(op, self._new_names(op, self.queues[key]))
@@ -333,7 +343,7 @@ class Revision:
             self._keep_order(op)
             yield from of_former_queue(op, self.options)
         else:
-            yield op
+            yield QueueTableOps(op.table_name, op.ops, schema=op.schema) if key in self.ours else op
 
     def _new_names(self, op: ModifyTableOps, spec: QueueSpec) -> dict[str, str]:
         if not any(isinstance(each, DropColumnOp) for each in op.ops):

@@ -2,44 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from textwrap import indent
+from functools import partial
+from itertools import groupby
+from textwrap import fill, indent
 from typing import Any, Self
 
 from alembic.autogenerate import renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import render_op
-from alembic.operations.ops import AddColumnOp, AlterColumnOp, DropColumnOp, MigrateOperation, ModifyTableOps
+from alembic.operations.ops import (
+    AddColumnOp,
+    AlterColumnOp,
+    CreateTableOp,
+    DropColumnOp,
+    DropIndexOp,
+    DropTableOp,
+    MigrateOperation,
+    ModifyTableOps,
+)
 from alembic.util import PriorityDispatchResult
-from sqlalchemy import Column, DateTime, DefaultClause, Identity, MetaData, Table, TextClause
+from sqlalchemy import Column, DateTime, Identity, MetaData, Table
+from sqlalchemy import literal as bound
 
-from ..dialects import adapter_for, adapters, moment_defaults
+from ..dialects import adapter_for, adapters, in_words_of
 from ..dialects.postgresql import STORAGE_DIALECT, storage_statement
-from ..dialects.sqlite import DEFINITION_DIALECT, setting_defaults
+from ..dialects.sqlite import DEFINITION_DIALECT, defaults_function, setting_defaults
 from ..queue.options import FINAL, Status
-from ..sql import NEVER, utcdefault
+from ..sql import NEVER
+from .rendering import (
+    WIDTH,
+    Definition,
+    SourceDefault,
+    chosen,
+    chosen_text,
+    dialect_in,
+    engines_of,
+    folded,
+    for_queues,
+    is_ours,
+    literal,
+    of_engines,
+    only_on,
+    op_prefix,
+    render_default,
+    sa_prefix,
+    shorter,
+)
 
 # -- adoption of existing rows when a table becomes a queue: the values of the new columns in these rows --------------
 #
 # A column is added with a constant default, whose value existing rows keep, and gets the model's default in a second
 # step.  On PostgreSQL, MySQL and MariaDB both steps change only the catalog: they write no rows and hold locks only
-# briefly.  With an expression as the default, MySQL would copy the table.
+# briefly.  With an expression as the default, MySQL would copy the table; PostgreSQL evaluates it once.
 
 _PLACEHOLDER = "-"
 """The value of text columns that have no default and are not nullable.  Oracle would treat an empty string as NULL."""
 
 
-class MomentDefault(DefaultClause):
-    """A default written into a revision as a Python expression, so that SQLAlchemy renders it for each engine."""
-
-    def __init__(self, python: str) -> None:
-        super().__init__(python)
-        self.python = python
+def _zoneless(context: AutogenContext) -> list[str]:
+    """Return the engines that store times without a zone; others would read these as local to the session."""
+    return [name for name in engines_of(context) if adapters()[name].types.timestamp is not None]
 
 
-_NEVER = f"datetime.datetime({NEVER.year}, {NEVER.month}, {NEVER.day})"
-_NOW = "datetime.datetime.now(datetime.timezone.utc)"
+def _never(context: AutogenContext) -> str:
+    zoneless = _zoneless(context)
+    moments = {name: NEVER.replace(tzinfo=None) if name in zoneless else NEVER for name in engines_of(context)}
+    return chosen_text(context, "never", {name: in_words_of(name, bound(each)) for name, each in moments.items()})
+
+
+def _now(context: AutogenContext) -> str:
+    return f"{sa_prefix(context)}literal(now)"
+
+
+def _defining_now(context: AutogenContext) -> str:
+    context.imports.add("import datetime")
+    utc, zoneless = "datetime.timezone.utc", _zoneless(context)
+    zones = {name: "None" if name in zoneless else utc for name in engines_of(context)}
+    zone = zones.popitem()[1] if len({*zones.values()}) == 1 else chosen(context, "zone", zones)
+    return f"now = datetime.datetime.now({utc})" + (f".replace(tzinfo={zone})" if zoneless else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +96,17 @@ class Adoption:
     becomes: Status
     """The status of the existing rows."""
 
-    def default(self, column: Column[Any]) -> Any:
+    def default(self, column: Column[Any], engines: Sequence[str]) -> Any:
         """Return the value of ``column`` in existing rows."""
         if column.name == self.status:
             return self.becomes.value
         if column.name == self.available_at and self.becomes in FINAL:
-            return MomentDefault(_NEVER)
+            return SourceDefault(_never)
         if isinstance(getattr(column.type, "impl", column.type), DateTime) and not column.nullable:
-            return MomentDefault(_NOW)
+            dated = is_ours(column.server_default) and all(
+                adapters()[name].inspection.dates_old_rows for name in engines
+            )
+            return column.server_default if dated else SourceDefault(_now)
         return initial_default(column)
 
 
@@ -68,34 +114,6 @@ def initial_default(column: Column[Any]) -> Any:
     """Return the value of ``column`` in existing rows of a table that is already a queue."""
     is_open = column.server_default is None and not column.nullable
     return _PLACEHOLDER if is_open and column.type.python_type is str else column.server_default
-
-
-def added(columns: Sequence[Column[Any]], adoption: Adoption | None) -> list[Column[Any]]:
-    """Return copies of ``columns`` with the defaults for existing rows."""
-    default = initial_default if adoption is None else adoption.default
-    return [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in columns]
-
-
-def render_default(context: AutogenContext, default: Any) -> str:
-    """Return the Python source of a constant default: a string, SQL, or a time."""
-    prefix = context.opts["sqlalchemy_module_prefix"] or ""
-    if isinstance(default, MomentDefault):
-        context.imports.add("import datetime")
-        # a column with a time zone would read a naive time as local to the session
-        zoneless = tuple(sorted(name for name, adapter in adapters().items() if adapter.types.timestamp is not None))
-        here = f"{context.opts['alembic_module_prefix'] or ''}get_context().dialect.name"
-        zone = f"None if {here} in {zoneless!r} else datetime.timezone.utc"
-        return f"{prefix}literal({default.python}.replace(tzinfo={zone}))"
-    value = getattr(default, "arg", default)
-    return f"{prefix}text({str(value)!r})" if isinstance(value, TextClause) else repr(value)
-
-
-# -- the server defaults of time columns: each engine has its own expression for the current time in UTC --------------
-
-
-def is_ours(default: object) -> bool:
-    """Return whether ``default`` is the queue's own default for time columns."""
-    return isinstance(default, DefaultClause) and isinstance(default.arg, utcdefault)
 
 
 def compare_default(
@@ -119,30 +137,6 @@ def compare_default(
             op.existing_server_default = live.server_default or False
             op.existing_type = wanted.type  # the reflected type may be specific to this engine
     return PriorityDispatchResult.CONTINUE
-
-
-def render_item(context: AutogenContext) -> Callable[[str, Any, AutogenContext], Any]:
-    """Return a ``render_item`` that renders the defaults of queues, and leaves the rest to the project's own.
-
-    Revisions choose the default of a time column by the engine that they are run on, not the one that generated them.
-    """
-    given = context.opts.get("render_item")
-
-    def render(kind: str, item: Any, rendering: AutogenContext) -> Any:
-        if isinstance(item, MomentDefault):
-            return render_default(rendering, item)
-        rendered = given(kind, item, rendering) if given else False
-        return _chosen(rendering) if rendered is False and kind == "server_default" and is_ours(item) else rendered
-
-    return render
-
-
-def _chosen(context: AutogenContext) -> str:
-    sa, op = (context.opts[f"{module}_module_prefix"] or "" for module in ("sqlalchemy", "alembic"))
-    words = moment_defaults()
-    portable = max(words.values(), key=list(words.values()).count)
-    others = {name: text for name, text in sorted(words.items()) if text != portable}
-    return f"{sa}text({others!r}.get({op}get_context().dialect.name, {portable!r}))"
 
 
 # -- operations that Alembic does not have; they are rendered into revisions as standard operations -------------------
@@ -191,8 +185,8 @@ class _OpsOfOneKind(ModifyTableOps):
         return type(self)(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
-class MomentDefaultsOps(_OpsOfOneKind):
-    """Sets the defaults of time columns to the current time in UTC, on engines that can change a default."""
+class QueueTableOps(_OpsOfOneKind):
+    """Alembic's own operations on the existing table of a queue."""
 
 
 class ConcurrentIndexesOps(_OpsOfOneKind):
@@ -227,19 +221,28 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
     return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
 
 
-class SavepointOp(MigrateOperation):
-    """Begins or ends a revision that SQLite executes completely or not at all, together with the change of version."""
+class CreateQueueTableOp(CreateTableOp):
+    """Creates the table of a queue, or a table beside the queues."""
 
-    def __init__(self, *, begins: bool) -> None:
+
+class BoundaryOp(MigrateOperation):
+    """Begins or ends a revision: says what becomes of existing rows, rejects other engines than those that the revision
+    is for, and, if it is ``atomic``, makes SQLite execute it completely or not at all, with the change of version."""
+
+    def __init__(self, operations: Sequence[MigrateOperation], *, begins: bool, atomic: bool) -> None:
+        self.operations = operations
+        """The operations on queues."""
         self.begins = begins
+        self.atomic = atomic
 
-    def reverse(self) -> SavepointOp:
+    def reverse(self) -> BoundaryOp:
         """Return the other end."""
-        return SavepointOp(begins=not self.begins)
+        operations = [op.reverse() for op in self.operations]
+        return BoundaryOp(operations, begins=not self.begins, atomic=self.atomic)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """Return which end it is, for ``alembic check``."""
-        return ("savepoint", "begins" if self.begins else "ends")
+        return ("queues", "begins" if self.begins else "ends")
 
 
 class StorageOp(MigrateOperation):
@@ -258,57 +261,119 @@ class StorageOp(MigrateOperation):
         return ("storage_parameters", self.table.schema, self.table.name)
 
 
-@renderers.dispatch_for(SavepointOp)
-def _render_savepoint(context: AutogenContext, op: SavepointOp) -> list[str]:
-    prefix, here = _op(context), f"{_op(context)}get_context()"
-    on_sqlite = f"{here}.dialect.name == {DEFINITION_DIALECT!r}"
-    if not op.begins:  # otherwise Alembic commits the changes together with the new version
-        return [f"if {on_sqlite} and {here}.as_sql:", f"{prefix}execute('RELEASE SAVEPOINT migration')", ""]
-    comment = [
+OURS = (
+    AddQueueColumnsOp,
+    DropQueueColumnsOp,
+    CreateQueueTableOp,
+    QueueTableOps,
+    ConcurrentIndexesOps,
+    SetDefaultsOp,
+    RenameColumnsOp,
+    StorageOp,
+)
+"""The operations on queues, in an upgrade."""
+
+# -- rendering ---------------------------------------------------------------------------------------------------------
+
+_DROPS = (DropQueueColumnsOp, DropColumnOp, DropIndexOp, DropTableOp)
+
+
+def _is_portable(op: MigrateOperation) -> bool:
+    """Return whether ``op`` is rendered alike for all engines: it only drops something."""
+    return isinstance(op, _DROPS) or (isinstance(op, ModifyTableOps) and all(map(_is_portable, op.ops)))
+
+
+@renderers.dispatch_for(BoundaryOp)
+def _render_boundary(context: AutogenContext, op: BoundaryOp) -> list[str]:
+    prefix = op_prefix(context)
+    release = [f"if {prefix}get_context().as_sql:", f"    {prefix}execute('RELEASE SAVEPOINT migration')"]
+    savepoint = [
         "# All or nothing on SQLite, too, whose driver begins no transaction for DDL. PRAGMA foreign_keys has no",
         "# effect in one: to add operations in batch mode, which copy tables, execute it before.",
+        f"{prefix}execute('SAVEPOINT migration')",
     ]
-    return [*comment, f"if {on_sqlite}:", f"{prefix}execute('SAVEPOINT migration')", ""]
+    # otherwise Alembic commits the changes together with the new version
+    lines = only_on(context, [DEFINITION_DIALECT], savepoint if op.begins else release) if op.atomic else []
+    if not op.begins:
+        return ["\n".join(lines)] if lines else []
+    comments = [line for each in op.operations if isinstance(each, AddQueueColumnsOp) for line in _on_rows(each)]
+    if lines or not all(map(_is_portable, op.operations)):
+        comments += _rejecting_others(context)
+    return [*comments, *lines]
+
+
+def _rejecting_others(context: AutogenContext) -> list[str]:
+    engines = engines_of(context)
+    other = dialect_in(context, engines).replace(" == ", " != ").replace(" in ", " not in ")
+    what = f"for {', '.join(engines)} only: set MigrationOptions(engines=...) and generate it anew"
+    return [folded(f"if {other}:\n    raise NotImplementedError({literal(what)})")]
+
+
+def _on_rows(op: AddQueueColumnsOp) -> list[str]:
+    if op.adoption is None:
+        return []
+    status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
+    # names of the live database: as literals, since a line break would end the comment
+    if becomes == Status.AVAILABLE:
+        told = f"The existing rows of {op.table_name!r} become {becomes}: workers will claim all of them."
+    else:
+        told = (
+            f"The existing rows of {op.table_name!r} become {becomes}: no worker claims them. prune() keeps them, since"
+            f" finished_at is NULL. To make tasks of some, add an UPDATE that sets {status!r} to 'available' and"
+            f" {moment!r} to a past time."
+        )
+    return [fill(told, WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)]
 
 
 @renderers.dispatch_for(AddQueueColumnsOp)
 def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
-    first = added(op.columns, op.adoption)
-    adding = [AddColumnOp(op.table_name, column, schema=op.schema) for column in first]
-    lines = [*_comment_on_rows(op), *_render_natively(context, adding)]
+    engines = engines_of(context)
+    default = initial_default if op.adoption is None else partial(op.adoption.default, engines=engines)
+    first = [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in op.columns]
+    call = f"{op_prefix(context)}add_column("
+    direct = _rendered(context, [AddColumnOp(op.table_name, column, schema=op.schema) for column in first])
+    beginning, end = f"{call}{op.table_name!r}, ", f"{_in_schema(op.schema)})"
+    columns = "".join(f"    {line.removeprefix(beginning).removesuffix(end)},\n" for line in direct)
+    grouped = f"for column in (\n{columns}):\n    {beginning}column{end}"
     target = Table(op.table_name, MetaData(), schema=op.schema)
     changed = [
         alter_default(target, column, each.server_default)
         for column, each in zip(op.columns, first, strict=True)
         if column.server_default is not each.server_default
     ]
-    if not changed:
-        return lines
     setting = SetDefaultsOp(op.table_name, changed, schema=op.schema)
-    return [*lines, "# The defaults of new rows.", *_render_defaults(context, setting)]
+    is_dated = any(
+        isinstance(each.server_default, SourceDefault) and each.server_default.source is _now for each in first
+    )
+    now = [_defining_now(context)] if is_dated else []
+    return [*now, *shorter(direct, [grouped]), *_render_defaults(context, setting)]
+
+
+def _in_schema(schema: str | None) -> str:
+    return f", schema={schema!r}" if schema else ""
 
 
 @renderers.dispatch_for(SetDefaultsOp)
 def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
     altering = [each for each in op.ops if isinstance(each, AlterColumnOp)]
-    existing = (render_default(context, each.existing_server_default) for each in altering)
-    # Alembic does not render it, but needs it on SQL Server, where a default is a constraint that it has to drop
-    complete = (
-        f"{line[:-1]},\n           existing_server_default={each})"
-        for line, each in zip(_render_natively(context, altering), existing, strict=True)
-    )
-    context.imports.add("import re")
-    table = Table(op.table_name, MetaData(), schema=op.schema)
-    columns: list[Column[Any]] = [
-        Column(each.column_name, server_default=each.modify_server_default or None) for each in altering
-    ]
-    return [
-        f"if {_op(context)}get_context().dialect.name != {DEFINITION_DIALECT!r}:",
-        *complete,
-        "else:",
-        indent(setting_defaults(_op(context), table, columns), "    ").lstrip(),
-        "",
-    ]
+    engines = engines_of(context)
+    lines = []
+    for each in altering:
+        default = render_default(context, each.modify_server_default)
+        line = f"{op_prefix(context)}alter_column({op.table_name!r}, {each.column_name!r}, server_default={default}"
+        if any(adapters()[name].inspection.dropping_defaults for name in engines):
+            line += ", existing_server_default=None"  # anything but False makes Alembic drop the former one
+        lines.append(f"{line}{_in_schema(op.schema)})")
+    others = only_on(context, [name for name in engines if name != DEFINITION_DIALECT], lines)
+    on_sqlite: list[str] = []
+    if altering and DEFINITION_DIALECT in engines:
+        context.imports.update({"import re", Definition(defaults_function(op_prefix(context)))})
+        columns: list[Column[Any]] = [
+            Column(each.column_name, server_default=each.modify_server_default or None) for each in altering
+        ]
+        call = setting_defaults(Table(op.table_name, MetaData(), schema=op.schema), columns)
+        on_sqlite = only_on(context, [DEFINITION_DIALECT], [call])
+    return list(map(folded, [*others, *on_sqlite]))
 
 
 @renderers.dispatch_for(RenameColumnsOp)
@@ -325,7 +390,7 @@ def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
         )
         for name, column in op.columns.items()
     ]
-    return _render_natively(context, renaming)
+    return list(map(folded, _rendered(context, renaming)))
 
 
 def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
@@ -341,71 +406,67 @@ def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColu
     )
 
 
-def _comment_on_rows(op: AddQueueColumnsOp) -> list[str]:
-    if op.adoption is None:
-        return []
-    status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
-    # names of the live database: as literals, since a line break would end the comment
-    if becomes == Status.AVAILABLE:
-        return [f"# The existing rows of {op.table_name!r} become {becomes}: workers will claim all of them."]
-    return [
-        f"# The existing rows of {op.table_name!r} become {becomes}: no worker will claim them. finished_at is NULL,",
-        "# so prune() does not delete them, whatever the model's retention. To have workers claim some of them, add",
-        f"# an UPDATE below that sets {status!r} to 'available' and {moment!r} to a time in the past.",
-    ]
-
-
 @renderers.dispatch_for(DropQueueColumnsOp)
 def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
-    columns, table = list(reversed(op.addition.columns)), op.addition.table_name
-    lines = _render_natively(
-        context, [DropColumnOp.from_column_and_tablename(op.addition.schema, table, column) for column in columns]
-    )
-    # SQL Server cannot drop a column that has a default
-    return [
-        line if column.server_default is None else f"{line[:-1]}, mssql_drop_default=True)"
-        for column, line in zip(columns, lines, strict=True)
-    ]
+    columns, table = reversed(op.addition.columns), op.addition.table_name
+    options = {
+        option: value
+        for name in engines_of(context)
+        for option, value in adapters()[name].inspection.dropping_defaults.items()
+    }
+    dropping = "".join(f", {option}={value!r}" for option, value in options.items())
+    lines = []
+    for has_default, some in groupby(columns, key=lambda each: bool(options) and each.server_default is not None):
+        names = tuple(column.name for column in some)
+        rest = f"{_in_schema(op.addition.schema)}{dropping if has_default else ''})"
+        call = f"{op_prefix(context)}drop_column({table!r}, "
+        lines += shorter([f"{call}{name!r}{rest}" for name in names], [f"for name in {names!r}:\n    {call}name{rest}"])
+    return lines
 
 
-def _render_natively(context: AutogenContext, ops: Sequence[MigrateOperation]) -> list[str]:
+def _rendered(context: AutogenContext, ops: Sequence[MigrateOperation]) -> list[str]:
     """Render one ALTER TABLE for each operation, even if the project uses batch mode.
 
     In batch mode, Alembic would recreate the table on SQLite, which deletes rows that refer to it.
     """
-    opts = context.opts
-    context.opts = {**opts, "render_as_batch": False, "render_item": render_item(context)}
-    try:
+    with for_queues(context, render_as_batch=False):
         return [line for op in ops for line in render_op(context, op)]
-    finally:
-        context.opts = opts
 
 
-@renderers.dispatch_for(MomentDefaultsOps)
-def _render_moment_defaults(context: AutogenContext, op: MomentDefaultsOps) -> list[str]:
-    others = tuple(name for name, adapter in adapters().items() if not adapter.inspection.alters_defaults)
-    block = f"if {_op(context)}get_context().dialect.name not in {others!r}:"
-    return [block, *(line for each in op.ops for line in render_op(context, each)), ""]
+@renderers.dispatch_for(CreateQueueTableOp)
+def _render_creation(context: AutogenContext, op: CreateQueueTableOp) -> list[str]:
+    options = {option for each in adapters().values() for option in each.inspection.lasting_keys}
+    kept = {option for name in engines_of(context) for option in adapters()[name].inspection.lasting_keys}
+    creating = copy(op)
+    creating.kw = {option: value for option, value in op.kw.items() if option not in options - kept}
+    with for_queues(context):
+        return [folded(renderers.dispatch(CreateTableOp)(context, creating))]
+
+
+@renderers.dispatch_for(QueueTableOps)
+def _render_table(context: AutogenContext, op: ModifyTableOps) -> list[str]:
+    ops = ModifyTableOps(op.table_name, [of_engines(context, each) for each in op.ops], schema=op.schema)
+    width = WIDTH - 4 if context.opts.get("render_as_batch") else WIDTH
+    with for_queues(context):
+        return [folded(line, width) for line in render_op(context, ops)]
 
 
 @renderers.dispatch_for(ConcurrentIndexesOps)
 def _render_concurrently(context: AutogenContext, op: ConcurrentIndexesOps) -> list[str]:
-    context.imports.add("import contextlib")
-    here = f"{_op(context)}get_context()"
-    block = f"{here}.autocommit_block() if {here}.dialect.name == {STORAGE_DIALECT!r} else contextlib.nullcontext()"
-    return [f"with {block}:", *(line for index in op.ops for line in render_op(context, index)), ""]
+    engines, here = engines_of(context), f"{op_prefix(context)}get_context()"
+    with for_queues(context):
+        lines = [line for each in op.ops for line in render_op(context, of_engines(context, each))]
+    if STORAGE_DIALECT not in engines:
+        return list(map(folded, lines))
+    block = f"{here}.autocommit_block()"
+    if len(engines) > 1:
+        context.imports.add("import contextlib")
+        block = f"({block} if {dialect_in(context, [STORAGE_DIALECT])} else contextlib.nullcontext())"
+    return [folded(f"with {block}:\n" + indent("\n".join(lines), "    "))]
 
 
 @renderers.dispatch_for(StorageOp)
 def _render_storage(context: AutogenContext, op: StorageOp) -> list[str]:
-    prefix = _op(context)
-    return [
-        f"if {prefix}get_context().dialect.name == {STORAGE_DIALECT!r}:",
-        f"{prefix}execute({storage_statement(op.table, give=op.give)!r})",
-        "",
-    ]
-
-
-def _op(context: AutogenContext) -> str:
-    prefix: str = context.opts["alembic_module_prefix"] or ""
-    return prefix
+    statement = storage_statement(op.table, give=op.give)
+    lines = [f"{op_prefix(context)}execute({literal(statement)})"]
+    return list(map(folded, only_on(context, [STORAGE_DIALECT], lines)))

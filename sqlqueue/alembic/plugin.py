@@ -5,7 +5,7 @@ Alembic loads it during its own import, so this module must not import Alembic u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from sqlalchemy import Connection, MetaData
 
 from .._support.errors import ArgumentError
-from ..dialects import adapter_for
+from ..dialects import adapter_for, adapters
 from ..model.declaration import queues
 from ..queue.options import FINAL, Status
 
@@ -31,6 +31,9 @@ KEYWORD = "sqlqueue"
 class MigrationOptions:
     """Options for migrations, set in ``env.py``: ``context.configure(..., sqlqueue=MigrationOptions(...))``."""
 
+    engines: Collection[str] = ()
+    """The engines that revisions are for, by the names of SQLAlchemy's dialects, such as ``("postgresql", "sqlite")``:
+    by default the connected one.  On another engine, a revision raises an error."""
     existing_rows: Status | Literal["completed", "cancelled", "discarded", "available"] = Status.COMPLETED
     """The status of the existing rows of a table that becomes a queue: ``completed``, ``cancelled`` or ``discarded``,
     which leaves their ``finished_at`` NULL, so that ``prune`` does not delete them; or ``available``, so that workers
@@ -55,6 +58,10 @@ class MigrationOptions:
     Other engines ignore the option."""
 
     def __post_init__(self) -> None:
+        unknown = {self.engines} if isinstance(self.engines, str) else {*self.engines} - {*adapters()}
+        if unknown:
+            known = ", ".join(sorted(adapters()))
+            raise ArgumentError(f"engines={self.engines!r}: give a list of names of dialects: {known}")
         allowed = (Status.AVAILABLE, *FINAL)
         if self.existing_rows not in allowed:
             raise ArgumentError(

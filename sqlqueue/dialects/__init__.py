@@ -7,10 +7,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from sqlalchemy import JSON, URL, BigInteger, DateTime, String, Text, TextClause, Unicode, text
+from sqlalchemy import JSON, URL, BigInteger, ColumnElement, DateTime, String, Text, Unicode, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
-from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
@@ -113,12 +112,6 @@ def _on_every_engine(kind: TypeEngine[Any], variant_of: Callable[[Types], TypeEn
     return kind
 
 
-def moment_defaults() -> dict[str, str]:
-    """Return the SQL of the default of time columns, by the name of each installed dialect."""
-    installed = (name for name in adapters() if _is_installed(name))
-    return {name: str(utcdefault().compile(dialect=_dialect(name))) for name in installed}
-
-
 def lasting_keys() -> dict[str, Any]:
     """Return the ``Table`` options, for all engines, that prevent the reuse of generated keys."""
     return {option: value for each in adapters().values() for option, value in each.inspection.lasting_keys.items()}
@@ -131,24 +124,16 @@ def index_options(predicate: Criterion) -> dict[str, Any]:
     migration is generated, with that engine's quotes around names.
     """
     return {
-        option: _in_words_of(each.name, criterion)
+        option: text(in_words_of(each.name, criterion))
         for each in adapters().values()
         for option, criterion in each.inspection.index_options(predicate).items()
     }
 
 
-def _in_words_of(name: str, criterion: Criterion) -> TextClause:
+def in_words_of(name: str, element: ColumnElement[Any]) -> str:
+    """Return an expression without bound parameters as SQL of the dialect ``name``."""
     literal = {"literal_binds": True, "include_table": False}
-    return text(str(criterion.compile(dialect=_dialect(name), compile_kwargs=literal)))
-
-
-def _is_installed(name: str) -> bool:
-    """Return whether SQLAlchemy finds this dialect; some are separate packages."""
-    try:
-        _dialect(name)
-    except NoSuchModuleError:
-        return False
-    return True
+    return str(element.compile(dialect=_dialect(name), compile_kwargs=literal))
 
 
 @cache

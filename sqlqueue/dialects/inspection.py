@@ -147,8 +147,11 @@ class Inspection(ABC):
     exact_collations: ClassVar[tuple[str, ...]] = ("_bin", "_bin2")
     """The endings of collations that distinguish all texts that the adapter accepts as primary keys."""
 
-    alters_defaults: ClassVar[bool] = True
-    """Whether the default of an existing column can be changed without copying its table."""
+    dropping_defaults: ClassVar[Mapping[str, Any]] = {}
+    """The options of ``op.drop_column`` for a column with a default, where a default is an object that is dropped."""
+
+    dates_old_rows: ClassVar[bool] = False
+    """Whether a column added with the current time as its default has it in existing rows, which are not rewritten."""
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         """Return whether ``table``, which exists, lacks the storage parameters that queue tables should have."""

@@ -622,6 +622,7 @@ class SQLServerInspection(Inspection):
 
     partial_index = "mssql_where"
     reviving = "ALTER INDEX {index} ON {table} REBUILD"
+    dropping_defaults: ClassVar[Mapping[str, Any]] = {"mssql_drop_default": True}
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]

@@ -453,6 +453,7 @@ class PostgreSQLInspection(CatalogInspection):
 
     partial_index = PARTIAL_INDEX
     reviving = "REINDEX INDEX CONCURRENTLY {schema}{index}"
+    dates_old_rows = True
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         # whether one of the parameters is not set; the table's owner may choose other values

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -143,66 +143,59 @@ class SQLiteRows(Rows):
 
 DEFINITION_DIALECT = "sqlite"
 _DIALECT = sqlite.dialect()
-_QUOTE = _DIALECT.identifier_preparer.quote
 
 # rows that are older than a column store no value for it, and have the column's present default
-_CODE = """\
-# SQLite cannot change a default, and a copy of the table would lose rows that refer to it, triggers and more. So each
-# row is written, without triggers, which keeps its values, and then the table's stored definition is edited.
-if {op}get_context().as_sql:
-    raise NotImplementedError({offline!r})
-bind = {op}get_bind()
-triggers = bind.exec_driver_sql({triggers!r}).all()
-for drop, _ in triggers:
-    bind.exec_driver_sql(drop)
-bind.exec_driver_sql({write!r})
-for _, create in triggers:
-    bind.exec_driver_sql(create)
-columns = bind.exec_driver_sql({columns!r}).all()
-definition = bind.exec_driver_sql({definition!r}).scalar_one()
-defaults = {defaults!r}
-for name, *_, live in columns:
-    if name in defaults:
-        pattern = r'(?is)([\\s,(]["`\\[]?%s["`\\]]?\\s[^,]*?)\\sDEFAULT\\s*(\\()?%s(?(2)\\s*\\))(?!\\w)'
-        clause = '' if defaults[name] is None else f' DEFAULT ({{defaults[name]}})'
-        pattern %= re.escape(name), re.escape(str(live))
-        definition = re.sub(pattern, lambda found: found[1] + clause, definition, count=1)
-version = bind.exec_driver_sql({version!r}).scalar_one()
-bind.exec_driver_sql('PRAGMA writable_schema = ON')
-bind.exec_driver_sql({edit!r}, (definition,))
-bind.exec_driver_sql({version!r} + f' = {{version + 1}}')
-bind.exec_driver_sql('PRAGMA writable_schema = RESET')
-meant = [(name, *rest, defaults.get(name, live)) for name, *rest, live in columns]
-missing = defaults.keys() - {{name for name, *_ in columns}}
-if missing or meant != list(map(tuple, bind.exec_driver_sql({columns!r}))):
-    raise RuntimeError({failed!r})"""
+_FUNCTION = """\
+def set_sqlite_defaults(table, defaults, schema='main'):
+    # SQLite cannot change a default, and a copy of the table would lose rows that refer to it, triggers and more. So
+    # each row is written, without triggers, which keeps its values, and then the stored definition is edited.
+    what = f"the defaults of {', '.join(defaults)} in {table}"
+    if op.get_context().as_sql:
+        raise NotImplementedError(f'changing {what} on SQLite needs a connection: run the upgrade without --sql')
+    execute, quote = op.get_bind().exec_driver_sql, op.get_context().dialect.identifier_preparer.quote
+    owner, column = quote(schema), quote(next(iter(defaults)))
+    mine = "type = 'trigger' AND tbl_name = ? COLLATE NOCASE"
+    triggers = execute(f'SELECT name, sql FROM {owner}.sqlite_master WHERE {mine}', (table,)).all()
+    for name, _ in triggers:
+        execute(f'DROP TRIGGER {owner}.{quote(name)}')
+    execute(f'UPDATE {owner}.{quote(table)} SET {column} = {column}')
+    for _, create in triggers:
+        execute(create.replace('CREATE TRIGGER ', f'CREATE TRIGGER {owner}.', 1))
+    described = 'SELECT name, type, "notnull", pk, hidden, dflt_value FROM pragma_table_xinfo(?, ?)'
+    columns = execute(described, (table, schema)).all()
+    mine = "type = 'table' AND name = ? COLLATE NOCASE"
+    definition = execute(f'SELECT sql FROM {owner}.sqlite_master WHERE {mine}', (table,)).scalar_one()
+    for name, *_, live in columns:
+        if name in defaults:
+            pattern = r'(?is)([\\s,(]["`\\[]?%s["`\\]]?\\s[^,]*?)\\sDEFAULT\\s*(\\()?%s(?(2)\\s*\\))(?!\\w)'
+            pattern %= re.escape(name), re.escape(str(live))
+            clause = '' if defaults[name] is None else f' DEFAULT ({defaults[name]})'
+            definition = re.sub(pattern, lambda found: found[1] + clause, definition, count=1)
+    version = execute(f'PRAGMA {owner}.schema_version').scalar_one()
+    execute('PRAGMA writable_schema = ON')
+    execute(f'UPDATE {owner}.sqlite_master SET sql = ? WHERE {mine}', (definition, table))
+    execute(f'PRAGMA {owner}.schema_version = {version + 1}')
+    execute('PRAGMA writable_schema = RESET')
+    meant = [(name, *rest, defaults.get(name, live)) for name, *rest, live in columns]
+    missing = defaults.keys() - {name for name, *_ in columns}
+    if missing or meant != list(map(tuple, execute(described, (table, schema)))):
+        raise RuntimeError(f'cannot change {what}: the definition of the table is unusual. Nothing is changed')
+"""
 
 
-def setting_defaults(op: str, table: Table, columns: Sequence[Column[object]]) -> str:
-    """Return the code that gives ``columns`` of ``table`` their declared defaults, for a revision that imports ``re``.
+def defaults_function(op: str) -> str:
+    """Return the source of ``set_sqlite_defaults``, for a revision that imports ``re``.
 
-    ``op`` is the prefix of Alembic's operations.  The code raises an error if the result is not as intended, and relies
-    on the transaction to undo it.
+    ``op`` is the prefix of Alembic's operations.  The function raises an error if the result is not as intended, and
+    relies on the transaction to undo it.
     """
-    schema = "" if table.schema is None else f"{_QUOTE(table.schema)}."
-    of_table = "{} = " + _literal(table.name) + " COLLATE NOCASE"
-    master, written = f"{schema}sqlite_master", _QUOTE(columns[0].name)
-    named = ", ".join(map(_literal, filter(None, (table.name, table.schema))))
-    drop, create = _literal(f'DROP TRIGGER {schema}"'), _literal(f"CREATE TRIGGER {schema}")
-    what = f"the defaults of {', '.join(column.name for column in columns)} in {table.fullname}"
-    return _CODE.format(
-        op=op,
-        offline=f"changing {what} on SQLite needs a connection: run the upgrade without --sql",
-        triggers=f"SELECT {drop} || replace(name, '\"', '\"\"') || '\"', {create} || substr(sql, 16)"
-        f" FROM {master} WHERE type = 'trigger' AND {of_table.format('tbl_name')}",
-        write=f"UPDATE {schema}{_QUOTE(table.name)} SET {written} = {written}",
-        columns=f'SELECT name, type, "notnull", pk, hidden, dflt_value FROM pragma_table_xinfo({named})',
-        definition=f"SELECT sql FROM {master} WHERE type = 'table' AND {of_table.format('name')}",
-        defaults={column.name: _default(column) for column in columns},
-        version=f"PRAGMA {schema}schema_version",
-        edit=f"UPDATE {master} SET sql = ? WHERE type = 'table' AND {of_table.format('name')}",
-        failed=f"cannot change {what}: the definition of the table is unusual. Nothing is changed",
-    )
+    return "\n\n" + _FUNCTION.replace("op.get_", f"{op}get_")
+
+
+def setting_defaults(table: Table, columns: Iterable[Column[object]]) -> str:
+    """Return the call of ``set_sqlite_defaults`` that gives ``columns`` of ``table`` their declared defaults."""
+    schema = f", {table.schema!r}" if table.schema else ""
+    return f"set_sqlite_defaults({table.name!r}, { {column.name: _default(column) for column in columns} }{schema})"
 
 
 def _default(column: Column[object]) -> str | None:
@@ -212,10 +205,6 @@ def _default(column: Column[object]) -> str | None:
     return (default[1:-1] if default.startswith("(") else default) or None
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 # -- reads indexes and defaults from a SQLite database ----------------------------------------------------------------
 
 
@@ -223,7 +212,6 @@ class SQLiteInspection(Inspection):
     """Reads with PRAGMA what SQLAlchemy does not reflect, and checks the database file."""
 
     partial_index = "sqlite_where"
-    alters_defaults = False
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin, UnsupportedDialectError, utcnow
-from sqlqueue.dialects import adapter_for, adapters, moment_defaults
-from sqlqueue.dialects.postgresql import PostgreSQL
+from sqlqueue.dialects import adapter_for, adapters
 from tests.support.harness import Database
 from tests.support.models import Base, Task
 
@@ -201,14 +199,3 @@ def test_the_suite_that_packages_import_passes_with_an_adapter_from_outside(tmp_
     done = _run(site, *pytest_, f"--basetemp={tmp_path / 'databases'}", str(OUTSIDE / "conformance.py"))
     # the skipped test needs several writers
     assert re.search(r"^\d\d passed, 1 skipped in", done.stdout, re.MULTILINE), done.stdout + done.stderr
-
-
-def test_defaults_omit_adapters_without_an_installed_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example that of CockroachDB, whose dialect is a separate package."""
-
-    class Absent(PostgreSQL):
-        product = replace(PostgreSQL.product, dialect="absent")
-
-    present = dict(adapters())
-    monkeypatch.setattr("sqlqueue.dialects.adapters", lambda: {**present, "absent": Absent()})
-    assert set(moment_defaults()) == set(present)

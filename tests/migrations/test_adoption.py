@@ -183,7 +183,8 @@ def test_a_migration_runs_on_another_engine_than_it_was_generated_on(
 ) -> None:
     urls = [sync_db.url, make_url(f"sqlite:///{tmp_path / 'other.db'}")]
     source, target = urls if generated_here else reversed(urls)
-    options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
+    engines = {sync_db.engine.dialect.name, "sqlite"}
+    options = {"sqlqueue": MigrationOptions(engines=engines, concurrently=True, postgresql_storage=True)}
     common = {"plugin": True, "options": options, "version_table": "adoption_version"}
     generated = project(Before.metadata, url=source, **common)
     generated.migrate("before")
@@ -206,13 +207,14 @@ def test_a_migration_runs_on_another_engine_than_it_was_generated_on(
 @pytest.mark.parametrize("case", [case for case in ENGINES if case.adds_any_column], ids=lambda case: case.name)
 def test_a_script_for_an_engine_without_a_server(tmp_path: Path, case: EngineCase) -> None:
     try:
-        make_url(f"{case.sync_driver}://").get_dialect()
+        dialect = make_url(f"{case.sync_driver}://").get_dialect()
     except NoSuchModuleError as missing:
         pytest.skip(str(missing))
     common = {"url": f"sqlite:///{tmp_path / 'here.db'}", "plugin": True, "directory": tmp_path / "alembic"}
     before = Project(metadata=Before.metadata, **common)
     before.migrate("before")
-    before.using(After.metadata).revise("adopt")
+    options = MigrationOptions(engines=[dialect.name])
+    before.using(After.metadata).configured(sqlqueue=options).revise("adopt")
     there = before.on(f"{case.sync_driver}://")
     assert "'completed'" in there.upgrade(sql=True)
     dropped = there.downgrade("head:base", sql=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool, create_engine, make_url
 
+from sqlqueue.alembic import MigrationOptions
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.definitions import definitions, table_names
@@ -19,6 +20,7 @@ from tests.support.harness import Database
 pytestmark = pytest.mark.requires("keeps_collations")
 
 METADATA = plain.Base.metadata
+EVERYWHERE = MigrationOptions(engines=tuple(make_url(f"{case.sync_driver}://").get_dialect().name for case in SELECTED))
 
 
 @pytest.fixture(params=[pytest.param(case, id=f"of-{case.name}") for case in SELECTED])
@@ -37,7 +39,7 @@ def test_a_revision_upgrades_and_downgrades_on_another_engine(
     sync_db: Database, origin: Database, project: MakeProject, revised: Revised
 ) -> None:
     # each engine has its own default for the clock in UTC; the plugin makes the revision choose among them
-    here = project(METADATA, directory=revised(origin, plugin=True))
+    here = project(METADATA, directory=revised(origin, plugin=True, sqlqueue=EVERYWHERE))
     (revision,) = here.directory.glob("versions/*.py")
     tried = sync_db, re.sub("revision = .*", "", revision.read_text())
     if tried in _TRIED:

@@ -38,8 +38,7 @@ def test_the_projects_own_rendering_takes_precedence(project: MakeProject) -> No
 
     made = project(Base.metadata, plugin=True, options={"render_item": render}, version_table="plugin_version")
     script = made.revise("first").read_text()
-    assert "dialect.name" not in script
-    assert "server_default=sa.text('7')" in script
+    assert script.count("server_default=") == script.count("server_default=sa.text('7')") > 0
 
 
 def test_other_tables_are_left_alone(migrated: Project, sync_db: Database) -> None:
@@ -128,7 +127,8 @@ def test_importing_the_plugin_enables_it_once(migrated: Project, sync_db: Databa
 
 
 def test_indexes_of_a_new_table_are_not_created_concurrently(sync_db: Database, project: MakeProject) -> None:
-    options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
+    engines = {sync_db.engine.dialect.name, "postgresql"}
+    options = {"sqlqueue": MigrationOptions(engines=engines, concurrently=True, postgresql_storage=True)}
     made = project(Base.metadata, plugin=True, options=options, version_table="plugin_version")
     script = made.migrate("first")
     assert "autocommit_block" not in script

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueOptions, StageMixin, UniqueMixin
-from sqlqueue.dialects.sqlite import setting_defaults
+from sqlqueue.dialects.sqlite import defaults_function, setting_defaults
 from tests.migrations.project import Project
 
 # what SQLAlchemy does not reflect: AUTOINCREMENT, a collation, a condition, an index on an expression, triggers
@@ -215,7 +215,7 @@ def test_open_connections_notice_the_new_default(tmp_path: Path) -> None:
 
 def test_a_table_in_an_attached_database(tmp_path: Path) -> None:
     columns = [Column("n", server_default=text("9"))]
-    code = setting_defaults("op.", Table("my t", MetaData(), schema="it's"), columns)
+    code = defaults_function("op.") + setting_defaults(Table("my t", MetaData(), schema="it's"), columns)
     engine = create_engine(f"sqlite:///{tmp_path / 'here.db'}", poolclass=NullPool)
     with engine.begin() as connection:
         for statement in (
@@ -236,7 +236,7 @@ def test_a_table_in_an_attached_database(tmp_path: Path) -> None:
 
 def test_a_column_that_does_not_exist_is_not_passed_over(tmp_path: Path) -> None:
     columns = [Column(name, server_default=text("9")) for name in ("n", "m")]
-    code = setting_defaults("op.", Table("t", MetaData()), columns)
+    code = defaults_function("op.") + setting_defaults(Table("t", MetaData()), columns)
     engine = create_engine(f"sqlite:///{tmp_path / 'some.db'}", poolclass=NullPool)
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY, n INTEGER DEFAULT 5, M INTEGER DEFAULT 5)")

@@ -125,6 +125,15 @@ def test_the_affinity_of_types() -> None:
     assert private.affinity(Integer()) is Integer
 
 
+def test_the_variants_of_a_type() -> None:
+    plain, long = String(5), Text()
+    varied = plain.with_variant(long, "mysql")
+    assert dict(private.variants_of(varied)) == {"mysql": long}
+    assert private.variants_of(private.without_variants(varied)) == private.variants_of(plain) == {}
+    assert private.without_variants(varied).length == 5
+    assert private.variants_of(varied)  # unchanged
+
+
 def test_indexes_with_a_condition() -> None:
     plain, conditional = Index(None, "name"), Index(None, "name").ddl_if(dialect="mysql")
     assert [private.is_conditional(each) for each in (plain, conditional)] == [False, True]
