@@ -124,6 +124,12 @@ class Action(StrEnum):
     """Run final tasks again."""
     RUN_NOW = "run-now"
     """Make waiting tasks due at once."""
+    SET_PRIORITY = "set-priority"
+    """Change the priority of tasks that have not begun."""
+    SET_TIME = "set-time"
+    """Change when tasks that have not begun are due."""
+    EDIT = "edit"
+    """Change the columns that ``editable`` of the dashboard names, of tasks that are neither running nor completed."""
     CANCEL = "cancel"
     """Cancel unfinished tasks."""
     DISCARD = "discard"
@@ -154,9 +160,19 @@ class Action(StrEnum):
         return labels.get(self) or self.value.replace("-", " ").capitalize()
 
 
-ON_TASKS = frozenset({Action.RETRY, Action.RERUN, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})
+ON_TASKS = frozenset(
+    {
+        Action.RETRY,
+        Action.RERUN,
+        Action.RUN_NOW,
+        Action.SET_PRIORITY,
+        Action.SET_TIME,
+        Action.CANCEL,
+        Action.DISCARD,
+    }
+)
 ON_WORKERS = frozenset({Action.DRAIN_WORKERS, Action.STOP_WORKERS, Action.SET_CONCURRENCY, Action.RELEASE_WORKERS})
-ON_QUEUES = frozenset(Action) - ON_WORKERS
+ON_QUEUES = frozenset(Action) - ON_WORKERS - {Action.EDIT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +278,8 @@ DATA = frozenset({"arguments", "headers", "payload", "result"})
 """Columns of the queue that hold the application's data."""
 
 
+_INPUTS = frozenset({None, "arguments", "headers", "payload"})
+"""The roles of columns that may be editable; ``None``: the application's own."""
 FILTERED = ("task", "stage", "limit_key", "message_key", "unique_key")
 """Columns of kinds of queues by which tasks can be filtered, as by their topic."""
 
@@ -277,16 +295,25 @@ class Exposure:
 
     columns: Columns
     filters: Columns
+    editable: Columns
     redact: Redact | None
     link: Link | None
 
     def __post_init__(self) -> None:
-        for named in (self.columns, self.filters):
+        for named in (self.columns, self.filters, self.editable):
             for model, names in named.items():
                 if isinstance(names, str):
                     raise ArgumentError(f"{names!r}: give a list of attribute names for {model.__name__}")
                 for name in names:
                     column(spec_of(model), name)
+        for model, names in self.editable.items():
+            spec = spec_of(model)
+            own = {attribute: role for role, attribute in spec.attributes.items()}
+            for name in names:
+                stored = column(spec, name)
+                is_of_task = any(stored is each for each in spec.table.columns) and own.get(name) in _INPUTS
+                if not is_of_task or any(stored is each for each in spec.primary_key):
+                    raise ArgumentError(f"editable: {name} of {model.__name__} is a key, or a column of the queue")
 
     def own(self, spec: QueueSpec, task: object) -> dict[str, Any]:
         """Return the queue's columns of ``task``, by role, without those that hold the application's data."""
@@ -346,6 +373,10 @@ class Exposure:
             for name, each in named.items()
             if isinstance(each.type, String) and not isinstance(each.type, Enum)
         }
+
+    def editable_of(self, spec: QueueSpec) -> Sequence[str]:
+        """Return the attributes that the application permits to be changed."""
+        return self.editable.get(spec.entity, ())
 
     def filters_of(self, spec: QueueSpec) -> Sequence[str]:
         """Return the attributes by which tasks can be filtered: those of the queue's kind, and those by which the

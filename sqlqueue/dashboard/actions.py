@@ -19,7 +19,7 @@ from ..diagnostics.check import Target
 from ..operations import WorkerInfo, WorkerState
 from ..operations.paging import SCAN
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
-from .requests import Query, RequestedAction, permitted, requested_action
+from .requests import CHANGES, Query, RequestedAction, permitted, requested_action
 from .site import CAP, THEME, THEMES, Change, links_of, respond, site_of, viewer_of
 
 # -- actions on queues and tasks: each is confirmed, checked for permission, logged, and carried out ------------------
@@ -28,6 +28,10 @@ logger = logger_of("sqlqueue.dashboard")
 LONGEST_NAME = 128
 FEW = 5
 """The maximum number of tasks or workers that a log line names."""
+
+
+_ENTERED = ("reason", "priority", "time")
+"""The fields of a form that say how tasks are to be changed."""
 
 
 async def confirm(request: Request) -> Response:
@@ -43,7 +47,7 @@ async def confirm(request: Request) -> Response:
         parts=parts,
         is_capped=is_capped,
         scanned=SCAN,
-        hidden=[(name, text) for name, text in request.query_params.multi_items() if name not in ("reason",)],
+        hidden=[(name, text) for name, text in request.query_params.multi_items() if name not in _ENTERED],
         back=_back(request, what),
     )
 
@@ -72,22 +76,22 @@ async def stop(request: Request) -> Response:
 
 async def _change_tasks(request: Request, what: RequestedAction) -> Response:
     site, viewer, where = site_of(request), viewer_of(request), what.criteria
+    batches = partial(what.change.in_batches, spec=what.spec, where=where)
     number, _, is_capped = await _counted(request, what)
     change = Change(what=_action_text(what), by=viewer, total=None if is_capped else number)
-    batches = partial(what.change.in_batches, spec=what.spec, where=where)
     await site.begin(change, batches)
     return RedirectResponse(_back(request, what, change.id), 303)
 
 
 async def _counted(request: Request, what: RequestedAction) -> tuple[int, list[tuple[str, int]], bool]:
     """Return how many tasks would be changed, by state, and whether counting stopped at the cap."""
-    site, spec, change, where = site_of(request), what.spec, what.change, what.criteria
+    site, spec, change, where = site_of(request), what.spec, CHANGES[what.action], what.criteria
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
         scan = None if what.keys else SCAN  # keys are found by the primary key
         found = operations.stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
         states = [(str(status), number) for status, number in found.counts.items() if number]
-        possible = what.change.states if what.filter.state is None else {what.filter.state}
+        possible = change.states if what.filter.state is None else {what.filter.state}
         return found.total, states, not found.capped.isdisjoint(possible)
 
     return await site.database.run(site.time_limited(read, spec))
@@ -133,8 +137,8 @@ def _action_text(what: RequestedAction) -> str:
         return readable(f"{what.action} {name}: {_pairs(what.texts.multi_items())}")
     some = f"{', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"
     tasks = some if what.keys else f"where {_pairs(what.filter.query.items())}" if what.filter.query else "all"
-    reason = f": {what.text('reason')}" if what.text("reason") else ""
-    return readable(f"{what.action} {name} {tasks}{reason}")
+    given = next((text for field in _ENTERED if (text := what.text(field))), "")
+    return readable(f"{what.action} {name} {tasks}{': ' if given else ''}{given}")
 
 
 def _pairs(texts: Iterable[tuple[str, str]]) -> str:

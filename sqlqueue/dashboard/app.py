@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, overview, pages, tasks
+from . import access, actions, editing, overview, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -43,7 +43,10 @@ class Dashboard:
     - ``columns``: the attributes of the application's models to show besides the queue's own columns, by model; none by
       default. Columns with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if
       named here.
-    - ``filters``: the attributes that tasks can be filtered by, by model; none by default. They should be indexed.
+    - ``filters``: the attributes that tasks can be filtered by, and that a search looks into, by model, besides the
+      queue's own columns; none by default. They should be indexed.
+    - ``editable``: the attributes that viewers with :attr:`Action.EDIT` may change in tasks that are neither running
+      nor completed, by model; none by default. The form shows their values without ``redact``.
     - ``redact``: called with a task, the name of an attribute in ``columns`` and its value; returns what to show
       instead. By default, values are shown as they are. It is not given the viewer, because viewers of one scope share
       the result, and of a long text only the beginning: 2,000 characters in tables, 100,000 on the page of a task.
@@ -65,6 +68,7 @@ class Dashboard:
         authorize: Authorize | None = None,
         columns: Columns | None = None,
         filters: Columns | None = None,
+        editable: Columns | None = None,
         redact: Redact | None = None,
         link: Link | None = None,
         title: str = "Queues",
@@ -90,7 +94,9 @@ class Dashboard:
         self._app.state.site = Site(
             target=target,
             database=SessionRunner(sessions),
-            exposure=Exposure(columns=columns or {}, filters=filters or {}, redact=redact, link=link),
+            exposure=Exposure(
+                columns=columns or {}, filters=filters or {}, editable=editable or {}, redact=redact, link=link
+            ),
             title=title,
             most=statement_limit,
         )
@@ -146,6 +152,7 @@ _ROUTES = [
     Route("/pipelines", pages.show_pipelines),
     Route("/queue/{queue}", tasks.show_queue),
     Route("/queue/{queue}/task", tasks.show_task),
+    Route("/queue/{queue}/edit", editing.edit, methods=["GET", "POST"]),
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),

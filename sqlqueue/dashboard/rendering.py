@@ -84,6 +84,11 @@ def moment(value: datetime | str | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S}Z")
 
 
+def entered(value: datetime | str) -> str | None:
+    """Return a time as a field of a form contains it, in UTC."""
+    return f"{value:%Y-%m-%dT%H:%M:%S}" if isinstance(value, datetime) else None
+
+
 def ago(value: datetime | str | None, now: datetime) -> Markup:
     """Return a time relative to ``now``; or the text that says why it cannot be read."""
     if not isinstance(value, datetime):
@@ -202,5 +207,5 @@ templates = Environment(
     lstrip_blocks=True,
 )
 templates.filters.update(span=span, moment=moment, ago=ago, since=since, in_zone=in_zone, told=told)
-templates.filters.update(first_line=first_line, badge=badge, in_words=in_words, key=key_text)
+templates.filters.update(first_line=first_line, entered=entered, badge=badge, in_words=in_words, key=key_text)
 templates.globals.update(figure=figure)

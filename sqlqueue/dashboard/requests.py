@@ -20,9 +20,20 @@ from .._support import checks
 from .._support.errors import ArgumentError
 from ..operations.filtering import age, containing, criteria, moment, of_keys, value
 from ..operations.paging import Order, Position, Sorting
-from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
+from ..operations.reactivating import (
+    CANCEL,
+    RERUN,
+    RETRY,
+    RUN_NOW,
+    MassChange,
+    discarding,
+    in_states,
+    prioritizing,
+    timing,
+)
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
+from ..sql import LARGEST, NEVER
 from .access import ON_QUEUES, ON_TASKS, Action, Viewer
 from .site import site_of, viewer_of
 
@@ -36,10 +47,12 @@ CHANGES: Mapping[Action, MassChange] = {
     Action.RETRY: RETRY,
     Action.RERUN: RERUN,
     Action.RUN_NOW: RUN_NOW,
+    Action.SET_PRIORITY: prioritizing(0),
+    Action.SET_TIME: timing(NEVER),
     Action.CANCEL: CANCEL,
     Action.DISCARD: discarding("discarded in the dashboard"),
 }
-"""The actions on tasks, in the order of their buttons."""
+"""The actions on tasks, in the order of their buttons, with the states that they apply to."""
 
 
 def possible(viewer: Viewer, status: str | None, *, abandoned: bool) -> list[Action]:
@@ -80,9 +93,24 @@ class RequestedAction:
 
     @property
     def change(self) -> MassChange:
-        """The change that an action makes to tasks."""
+        """The change that an action makes to tasks; 400 if the form has no valid value for it."""
+        try:
+            match self.action:
+                case Action.SET_PRIORITY:
+                    return prioritizing(_priority(self.spec, self.text("priority")))
+                case Action.SET_TIME:
+                    return timing(moment(self.text("time")))
+        except ArgumentError as error:
+            raise HTTPException(400, str(error)) from error
         reason = self.text("reason")
         return discarding(reason) if self.action is Action.DISCARD and reason else CHANGES[self.action]
+
+
+def _priority(spec: QueueSpec, text: str) -> int:
+    number: int = value(spec["priority"], text)
+    if abs(number) > LARGEST:
+        raise ArgumentError(f"{text!r} is too large for a priority")
+    return number
 
 
 def permitted(request: Request, actions: Container[Action]) -> Action:

@@ -22,16 +22,17 @@ from ..model.companions import history_of
 from ..operations import Bucket, Explanation, PastAttempt
 from ..operations.filtering import exactly, identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page
+from ..operations.reactivating import EDITABLE
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
 from ..sql import utcnow
 from ..transaction import open_
-from .access import CELL, LONGEST, Exposure
+from .access import CELL, LONGEST, Action, Exposure
 from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
 from .overview import figures_of
 from .pages import by_stage
 from .rendering import first_line
-from .requests import Filter, Sort, cursor, position, possible
+from .requests import Filter, Query, Sort, cursor, position, possible
 from .site import links_of, respond, site_of, viewer_of
 
 # -- a list of tasks by a filter --------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ async def show_task(request: Request) -> Response:
     """Show a task: what it is, what happened to it, and why it is not running."""
     site = site_of(request)
     spec = site.queue(request)
-    key = identity_in(request, spec)
+    key = identity_in(request.query_params, spec)
     detail = await site.read(("task", spec, key), lambda session: _read_task(session, site.exposure, spec, key), spec)
     if detail is None:
         raise HTTPException(404, "There is no such task: it was deleted or never existed.")
@@ -249,15 +250,20 @@ async def show_task(request: Request) -> Response:
         name=spec.name,
         task=detail,
         actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
+        editable=site.exposure.editable_of(spec) if _may_edit(request, detail) else (),
         rest=_rest(detail.own),
         moments=TIMES,
     )
 
 
-def identity_in(request: Request, spec: QueueSpec) -> Identity:
-    """Return the primary key in a URL; 404 for text that cannot be one."""
+def _may_edit(request: Request, detail: Detail) -> bool:
+    return Action.EDIT in viewer_of(request).may and detail.own["status"] in EDITABLE
+
+
+def identity_in(query: Query, spec: QueueSpec) -> Identity:
+    """Return the primary key in a URL or a form; 404 for text that cannot be one."""
     try:
-        return identity(spec, request.query_params.get("key", ""))
+        return identity(spec, query.get("key", ""))
     except ArgumentError as error:
         raise HTTPException(404, str(error)) from error
 

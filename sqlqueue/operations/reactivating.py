@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import and_, exists, literal_column, null, or_, select
+from sqlalchemy import and_, case, exists, literal_column, null, or_, select
 from sqlalchemy.orm import Session
 
 from .._support.errors import DuplicateTaskError
 from .._support.texts import key_text, logger_of
 from ..lifecycle.transitions import replace_assignments, retry_assignments
-from ..model.declaration import QueueMixin
+from ..model.declaration import QueueMixin, check_values
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import is_abandoned, is_early, is_final, only, state, utcnow
+from ..sql import Assignment, is_abandoned, is_available, is_early, is_final, only, state, utcnow
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
 from .recording import ABANDONED
@@ -195,6 +196,51 @@ def run_now(session: AnySession, entity: type[QueueMixin], *where: Where, limit:
     return hastened
 
 
+# -- edits of tasks that are not running ------------------------------------------------------------------------------
+
+_PENDING = (Status.AVAILABLE, *WAITING)
+EDITABLE = (*_PENDING, Status.CANCELLED, Status.DISCARDED)
+"""The states in which columns of the application may be changed: such a task may run, or run again."""
+
+
+def set_priority(session: AnySession, entity: type[QueueMixin], *where: Where, priority: int) -> int:
+    """Change the priority of tasks that satisfy ``where`` and have not begun.  Return how many."""
+    spec = spec_of(entity)
+    return _edit(session, spec, where, _PENDING, [(spec["priority"], priority)])
+
+
+def set_time(session: AnySession, entity: type[QueueMixin], *where: Where, time: datetime) -> int:
+    """Change when tasks that satisfy ``where`` and have not begun are due.  Return how many.
+
+    Available tasks become ``scheduled``.  The next run of a recurring task follows this one.
+    """
+    spec = spec_of(entity)
+    status = case((is_available(spec), state(Status.SCHEDULED)), else_=spec["status"])
+    return _edit(session, spec, where, _PENDING, [(spec["status"], status), (spec["available_at"], time)])
+
+
+def set_value(session: AnySession, entity: type[QueueMixin], *where: Where, name: str, value: Any) -> int:
+    """Change an attribute of tasks that satisfy ``where``, in the states :data:`EDITABLE`.  Return how many."""
+    spec = spec_of(entity)
+    check_values(spec, {name: value})
+    return _edit(session, spec, where, EDITABLE, [(spec.mapper.columns[name], value)])
+
+
+def _edit(
+    session: AnySession,
+    spec: QueueSpec,
+    where: Sequence[Where],
+    states: Collection[Status],
+    assignments: Sequence[Assignment],
+) -> int:
+    session = session_of(session)
+    chosen = only(spec, in_states(spec, states, abandoned=False), *within(session, spec, where))
+    changed = change(session, spec, chosen, assignments)
+    if changed:
+        announce(session, spec)
+    return changed
+
+
 # -- changes that operators make to all tasks that match some criteria, in batches that each commit -------------------
 
 _UNFINISHED = tuple(status for status in Status if status not in FINAL)
@@ -232,6 +278,16 @@ RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), ab
 RERUN = MassChange(change=rerun, states=FINAL)
 CANCEL = MassChange(change=cancel, states=_UNFINISHED)
 RUN_NOW = MassChange(change=run_now, states=WAITING)
+
+
+def prioritizing(priority: int) -> MassChange:
+    """Return the change of the priority of tasks."""
+    return MassChange(change=partial(set_priority, priority=priority), states=_PENDING)
+
+
+def timing(time: datetime) -> MassChange:
+    """Return the change of the time at which tasks are due."""
+    return MassChange(change=partial(set_time, time=time), states=_PENDING)
 
 
 def discarding(reason: str) -> MassChange:

@@ -6,15 +6,17 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from html import unescape
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import null, update
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
-from sqlqueue import utcnow
+from sqlqueue import ArgumentError, utcnow
 from sqlqueue.dashboard import Action, Viewer
+from sqlqueue.dashboard.access import ON_TASKS
 from sqlqueue.dashboard.rendering import ago, since, told
 from tests.dashboard.clients import OWN
 from tests.dashboard.models import Email, Event
@@ -26,7 +28,7 @@ MINUTES = timedelta(minutes=3)
 
 def offered(app: TestClient, key: int) -> list[str]:
     text = app.get("/queue/email/task", params={"key": str(key)}).text
-    return re.findall(rf'href="/queue/email/confirm/([a-z-]+)\?key={key}"', text)
+    return re.findall(rf'href="/queue/email/confirm/([a-z-]+)\?key={key}[&"]', text)
 
 
 def change(sessions: sessionmaker[Any], **values: Any) -> None:
@@ -37,9 +39,9 @@ def change(sessions: sessionmaker[Any], **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "actions"),
     [
-        ({"status": "available"}, ["cancel", "discard"]),
-        ({"status": "scheduled"}, ["run-now", "cancel", "discard"]),
-        ({"status": "retryable"}, ["retry", "run-now", "cancel", "discard"]),
+        ({"status": "available"}, ["set-priority", "set-time", "cancel", "discard"]),
+        ({"status": "scheduled"}, ["run-now", "set-priority", "set-time", "cancel", "discard"]),
+        ({"status": "retryable"}, ["retry", "run-now", "set-priority", "set-time", "cancel", "discard"]),
         ({"status": "running", "available_at": utcnow(MINUTES)}, ["cancel", "discard"]),
         ({"status": "running", "available_at": utcnow(-MINUTES)}, ["retry", "cancel", "discard"]),  # abandoned
         ({"status": "completed", "finished_at": utcnow()}, ["rerun"]),
@@ -51,8 +53,7 @@ def test_a_task_has_the_actions_that_change_it(
 ) -> None:
     change(sessions, claimed_at=utcnow(), **values)
     assert offered(app, 150) == actions
-    every = {action.value for action in Action} & {"retry", "rerun", "run-now", "cancel", "discard"}
-    for other in every.difference(actions):
+    for other in ON_TASKS.difference(actions):
         question = app.get(f"/queue/email/confirm/{other}", params={"key": "150"}).text
         assert "<b>0</b> tasks will be changed" in question
         assert "primary" not in question  # nothing to confirm
@@ -61,6 +62,80 @@ def test_a_task_has_the_actions_that_change_it(
 def test_a_task_has_the_actions_that_its_viewer_may_perform(sessions: sessionmaker[Any]) -> None:
     app = TestClient(dashboard(sessions, authorize=lambda _: Viewer("ada", [Action.CANCEL, Action.RETRY])), headers=OWN)
     assert offered(app, 150) == ["cancel"]
+
+
+def test_priority_and_time_of_tasks_that_have_not_begun(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    page = app.get("/queue/email/task", params={"key": "150"}).text
+    assert 'confirm/set-priority?key=150&amp;priority=0"' in page
+    question = app.get("/queue/email/confirm/set-priority", params={"key": "150", "priority": "0"}).text
+    assert 'name="priority" type="number" required autofocus value="0"' in question
+    assert 'type="hidden" name="priority"' not in question
+    done = app.post("/queue/email/set-priority", data={"key": ["150", "1"], "priority": "-7"}).text
+    assert "set-priority email 150, 1: -7" in done
+    assert "1 of 1 tasks changed" in done  # the other one is completed
+    app.post("/queue/email/set-time", data={"key": "150", "time": "2031-02-03T04:05"})
+    with sessions() as session:
+        (email,) = session.find(Email, Email.id == 150)
+        at = datetime(2031, 2, 3, 4, 5, tzinfo=UTC)
+        assert (email.priority, email.status, email.available_at) == (-7, "scheduled", at)
+        assert session.get_one(Email, 1).priority == 0
+    for action, data in {"set-priority": {"priority": "x"}, "set-time": {"time": "soon"}}.items():
+        for given in (data, {}):
+            assert app.post(f"/queue/email/{action}", data={"key": "150", **given}).status_code == 400
+    assert app.post("/queue/email/set-priority", data={"key": "150", "priority": str(2**31)}).status_code == 400
+
+
+def editor(sessions: sessionmaker[Any], *may: Action) -> TestClient:
+    editable = {Event: ["payload", "headers"], Email: ["recipient"]}
+    viewer = Viewer("ada", may)
+    return TestClient(dashboard(sessions, editable=editable, authorize=lambda _: viewer), headers=OWN)
+
+
+def form(app: TestClient, queue: str, key: str, column: str) -> dict[str, str]:
+    """Return the fields of the form that changes a column."""
+    text = app.get(f"/queue/{queue}/edit", params={"key": key, "column": column}).text
+    (value,) = re.findall(r"<textarea[^>]*>\n(.*?)</textarea>", text, re.DOTALL)
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', text))
+    return {**fields, "value": unescape(value)}
+
+
+def test_columns_are_edited_where_the_application_permits_it(sessions: sessionmaker[Any]) -> None:
+    app = editor(sessions, Action.EDIT)
+    assert "edit?key=1&amp;column=payload" in app.get("/queue/event/task", params={"key": "1"}).text
+    fields = form(app, "event", "1", "payload")
+    assert fields["value"] == '{\n  "secret": "payload-secret"\n}'
+    wrong = app.post("/queue/event/edit", data={**fields, "value": "{1}"})
+    assert (wrong.status_code, "this is not JSON" in wrong.text, "{1}</textarea>" in wrong.text) == (400, True, True)
+    saved = app.post("/queue/event/edit", data={**fields, "value": '{"n": [1,\r\n"ü"]}'})
+    assert saved.url.path == "/queue/event/task"
+    assert app.post("/queue/event/edit", data=fields).status_code == 409  # the form shows an old value
+    app.post("/queue/event/edit", data={**form(app, "event", "2", "headers"), "value": '{"a": 1}'})
+    app.post("/queue/event/edit", data={**form(app, "event", "2", "headers"), "value": ""})
+    with sessions() as session:
+        assert [event.payload for event in session.find(Event)][:2] == [{"n": [1, "ü"]}, {"secret": "payload-secret"}]
+        assert len(session.find(Event, Event.headers.is_(null()))) == 3
+
+
+def test_what_may_not_be_edited(sessions: sessionmaker[Any]) -> None:
+    app, reader = editor(sessions, Action.EDIT), editor(sessions)
+    fields = form(app, "event", "1", "payload")
+    assert "edit?" not in reader.get("/queue/event/task", params={"key": "1"}).text
+    for client, queue, data, status in [
+        (reader, "event", fields, 403),
+        (app, "event", {**fields, "column": "destination"}, 403),
+        (app, "event", {**fields, "key": "99"}, 404),
+        (app, "email", {"key": "1", "column": "recipient", "value": "x"}, 409),  # completed
+        (app, "email", {"key": "72", "column": "recipient", "value": "x"}, 409),  # running
+        (app, "email", {"key": "151", "column": "recipient", "value": "x", "was": ""}, 409),
+    ]:
+        assert client.post(f"/queue/{queue}/edit", data=data).status_code == status
+        if "was" not in data or status != 409:
+            assert client.get(f"/queue/{queue}/edit", params=data).status_code == status
+    assert app.get("/queue/email/edit", params={"key": "151", "column": "recipient"}).status_code == 409  # unprintable
+    assert app.post("/queue/event/edit", data=fields, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    for names in (["id"], ["status"], ["max_attempts"], ["nothing"]):
+        with pytest.raises(ArgumentError):
+            dashboard(sessions, editable={Event: names})
 
 
 def test_structures_are_shown_as_json(sessions: sessionmaker[Any]) -> None:

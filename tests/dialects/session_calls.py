@@ -14,6 +14,7 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.conflicts import Conflicts
 from sqlqueue.operations.control import not_paused
 from sqlqueue.operations.paging import Sorting, page
+from sqlqueue.operations.reactivating import set_priority, set_time
 from sqlqueue.operations.upkeep import extend, postpone
 from tests.dialects.recorder import KEY
 from tests.support import history as past
@@ -157,6 +158,8 @@ def sets() -> Iterator[tuple[str, Call]]:
     yield "Task.find", lambda s: s.find(Task, Task.number == 7, limit=10)
     yield "Task.rescue", lambda s: s.rescue(Task)
     yield "Task.run_now", lambda s: s.run_now(Task, Task.id == 7)
+    yield "Task.set_priority", lambda s: set_priority(s, Task, Task.id == 7, priority=1)
+    yield "Task.set_time", lambda s: set_time(s, Task, Task.id == 7, time=datetime(2020, 1, 1, tzinfo=UTC))
     yield "Task.page", lambda s: page(s, Task, status=Status.AVAILABLE, after=(0, datetime(2020, 1, 1, tzinfo=UTC), 7))
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)

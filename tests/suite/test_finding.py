@@ -12,6 +12,7 @@ from sqlalchemy.orm import selectinload
 from sqlqueue import Status, utcnow
 from sqlqueue.operations.filtering import containing
 from sqlqueue.operations.paging import page
+from sqlqueue.operations.reactivating import set_priority, set_time, set_value
 from tests.support.harness import Database
 from tests.support.models import (
     Account,
@@ -192,3 +193,17 @@ def test_waiting_tasks_are_run_now(db: Database) -> None:
         assert hastened == {1, 2, 3}
         assert {task.max_attempts for task in session.find(Task)} == {3}
         assert session.run_now(Task) == 0
+
+
+def test_pending_tasks_are_edited(sync_db: Database) -> None:
+    rows = [{"id": n, "status": status, "available_at": TOMORROW} for n, status in enumerate(Status, 1)]
+    sync_db.insert(Task, rows)
+    at = PAST + timedelta(days=9_000, microseconds=7)
+    with sync_db.begin() as session:
+        assert session.run(set_priority, Task, Task.id != 1, priority=-7) == 2
+        assert session.run(set_time, Task, Task.id != 3, time=at) == 2
+        assert session.run(set_value, Task, name="number", value=5) == 5
+        found = [(each.id, each.status, each.priority, each.available_at == at) for each in session.find(Task)]
+        assert found[:3] == [(1, "scheduled", 0, True), (2, "scheduled", -7, True), (3, "retryable", -7, False)]
+        assert {each[2:] for each in found[3:]} == {(0, False)}
+        assert {each.status for each in session.find(Task, Task.number != 5)} == {"running", "completed"}
