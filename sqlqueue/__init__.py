@@ -44,7 +44,7 @@ from .queue.spec import Finding, Severity
 from .session import QueueSession
 from .sql import utcnow
 from .transaction import claim_of
-from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
+from .worker import Cancel, Discard, JSONLogFormatter, Retry, Snooze, TaskLogFilter, Worker, current_job, log_fields
 
 if TYPE_CHECKING:
     from .asyncio import AsyncQueueSession
@@ -70,6 +70,7 @@ __all__ = [
     "HistoryOptions",
     "Holder",
     "IllegalTransitionError",
+    "JSONLogFormatter",
     "JobMixin",
     "LimitMixin",
     "LinearBackoff",
@@ -92,6 +93,7 @@ __all__ = [
     "Snooze",
     "StageMixin",
     "Status",
+    "TaskLogFilter",
     "TopicMixin",
     "TraceMixin",
     "UniqueMixin",
@@ -103,6 +105,7 @@ __all__ = [
     "check",
     "claim_of",
     "current_job",
+    "log_fields",
     "utcnow",
     "verify_schema",
 ]

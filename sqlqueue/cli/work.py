@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from sqlalchemy import create_engine
@@ -20,10 +21,20 @@ from sqlalchemy.orm import sessionmaker
 from .._support.errors import ArgumentError
 from ..diagnostics.check import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
-from ..worker import LARGEST_PORT, Address, ProcessLimits, Worker, address_of, serve_health, supervise
+from ..worker import (
+    LARGEST_PORT,
+    Address,
+    LogFormat,
+    ProcessLimits,
+    Worker,
+    address_of,
+    log_to_stderr,
+    serve_health,
+    supervise,
+)
 from ._database import parsed, prepared, refusals
 from ._options import Target, Url, load
-from ._output import refusal, say
+from ._output import complain, refusal, say
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -51,6 +62,42 @@ Processes = Annotated[
     int, typer.Option("--processes", "-p", metavar="N", min=1, max=256, help="Number of worker processes.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, not only problems.")]
+
+
+class LogLevel(StrEnum):
+    """The levels of ``--log-level``."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Level = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", case_sensitive=False, help="Log nothing below this level. Default: info."),
+]
+Format = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="How to write log lines. Default: text."),
+]
+
+
+class _Logging(NamedTuple):
+    """The options about log lines."""
+
+    level: LogLevel | None
+    form: LogFormat | None
+    verbose: bool
+
+    def set_up(self) -> bool:
+        """Log to standard error, the application's messages too.  Returns whether the application has configured
+        logging itself, in the module of its worker, which has to be imported before."""
+        if self.verbose:
+            logging.getLogger("sqlqueue").setLevel(logging.DEBUG)
+        return not log_to_stderr(self.form or LogFormat.TEXT, self.level)
+
+
 Health = Annotated[
     Address | None,
     typer.Option(
@@ -89,6 +136,8 @@ def work(
     verbose: Verbose = False,
     health: Health = None,
     *,
+    log_level: Level = None,
+    log_format: Format = None,
     max_tasks: MaxTasks = None,
     max_memory: MaxMemory = None,
     app_version: AppVersion = None,
@@ -112,15 +161,21 @@ def work(
     With --max-tasks or --max-memory, a process that has reached the limit stops as on SIGTERM, so that nothing is lost
     and no attempt counts, and is replaced at once.
 
+    Log lines go to standard error, those of the application too, and those of handlers with their task; --log-format
+    json writes one object a line. If the module of the worker configures logging, all of it is left to the application,
+    except for a level that is given here.
+
     Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
     match the models.
     """
+    logs = _Logging(log_level, log_format, verbose)
     with _ending_on_sigterm():
         _worker(target)  # reports its problems once, not once per process
-        log(verbose)
+        if logs.set_up() and log_format is not None:
+            complain("--log-format has no effect: the application configures logging itself")
         if health is not None and health.port + processes - 1 > LARGEST_PORT:
             raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
-        start = partial(_process, target, verbose, health, app_version)
+        start = partial(_process, target, logs, health, app_version)
         status = supervise(start, processes, ProcessLimits(max_tasks, max_memory))
     raise typer.Exit(status)
 
@@ -146,26 +201,14 @@ def _worker(target: str) -> Worker:
     return worker
 
 
-def _process(target: str, verbose: bool, health: Address | None, version: str | None, number: int) -> Worker:
+def _process(target: str, logs: _Logging, health: Address | None, version: str | None, number: int) -> Worker:
     """Return the worker of process ``number``, with logging and health checks set up."""
     worker = _worker(target)
-    log(verbose)
+    logs.set_up()
     worker.version = version or worker.version
     if health is not None:
         serve_health(health._replace(port=health.port + number), worker.health, worker.metrics)
     return worker
-
-
-def log(verbose: bool) -> None:
-    """Log the library's messages to standard error, unless the application has configured logging.
-
-    Applications do so in the module of their worker, which therefore has to be imported before.
-    """
-    if not logging.getLogger().handlers and not logging.getLogger("sqlqueue").handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(message)s"))
-        logging.getLogger("sqlqueue").addHandler(handler)
-        logging.getLogger("sqlqueue").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 # -- the command `sqlqueue dashboard` ---------------------------------------------------------------------------------
@@ -272,7 +315,7 @@ Config = Annotated[
 ]
 
 
-def sql_tasks(config: Config, verbose: Verbose = False) -> None:
+def sql_tasks(config: Config, verbose: Verbose = False, *, log_level: Level = None, log_format: Format = None) -> None:
     """Execute the SQL statements stored in rows of sql_task, in the databases of a configuration file.
 
     Anyone who may insert into the table sql_task can then run SQL in that database, as the user of execute_url or one
@@ -299,7 +342,7 @@ def sql_tasks(config: Config, verbose: Verbose = False) -> None:
     SIGTERM or Ctrl-C: starts nothing more and waits for running requests. A second one does not wait. While a database
     cannot be reached, the command keeps trying.
     """
-    log(verbose)
+    _Logging(log_level, log_format, verbose).set_up()
     with refusals("sql-tasks"):
         scheduler = SQLTaskScheduler(read_config(config))
     scheduler.run()

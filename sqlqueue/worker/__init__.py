@@ -27,10 +27,23 @@ from .jobs import (
     plain_failure,
     write_outcomes,
 )
+from .logs import JSONLogFormatter, LogFormat, TaskLogFilter, log_fields, log_to_stderr
 from .reports import HAS_PROMETHEUS, LARGEST_PORT, TEXT, Address, Health, Reports, address_of, serve_health
 from .run import ProcessLimits, handling_signals
 from .supervisor import supervise
 from .threads import DaemonThreads, in_task
 from .worker import Worker
 
-__all__ = ["Cancel", "Discard", "Health", "Job", "Retry", "Snooze", "Worker", "current_job"]
+__all__ = [
+    "Cancel",
+    "Discard",
+    "Health",
+    "JSONLogFormatter",
+    "Job",
+    "Retry",
+    "Snooze",
+    "TaskLogFilter",
+    "Worker",
+    "current_job",
+    "log_fields",
+]

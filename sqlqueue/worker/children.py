@@ -41,6 +41,7 @@ from .deadlines import track, transaction_limit
 from .executor import Executor, too_long
 from .handlers import Handler, Place, load
 from .jobs import Ended, Job, Outcome, Signal, is_signal, outcome_of
+from .logs import handle_rest
 from .reports import Reports, logger
 
 # -- messages between a worker and the child processes that run its jobs ----------------------------------------------
@@ -255,15 +256,14 @@ class _ChildReports(Reports):
 
 
 def _forward_logs(channel: Channel, levels: Mapping[str, int]) -> None:
-    """Forward log records to the worker, by its ``levels``, unless the application's modules configure logging.
+    """Forward log records to the worker, by its ``levels``, with their task, unless the application's modules configure
+    logging.
 
     Many applications configure it in their main program, which does not run here.
     """
-    if logging.getLogger().handlers or logging.getLogger("sqlqueue").handlers:
-        return
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-    logging.getLogger().addHandler(QueueHandler(channel))  # type: ignore[arg-type]
+    if handle_rest(QueueHandler(channel)):  # type: ignore[arg-type]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 # -- calls handlers in child processes --------------------------------------------------------------------------------

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
 from tests.cli.invoking import PROGRAM, words
+from tests.support.models import Base, Task
 
 JOBS = """
 from sqlalchemy import create_engine
@@ -53,6 +57,36 @@ def test_an_application_that_configures_logging_logs_each_line_once(jobs: Path, 
     lines = [line for line in told.stderr.splitlines() if "the schema does not match" in line]
     assert lines
     assert all(line.startswith("own format: ") for line in lines)
+
+
+SHOP = f"""{JOBS.partition("worker.handler")[0]}
+import logging
+class Shown(logging.StreamHandler):
+    def format(self, record):
+        return '{{"logger": "audit"}}'
+logging.getLogger("audit").addHandler(Shown())
+@worker.handler(Task)
+def handle(task):
+    logging.getLogger("shop").info("sent")
+    logging.getLogger("shop").debug("not shown")
+    logging.getLogger("audit").warning("seen")
+    worker.stop()
+"""
+
+
+def test_lines_of_the_application_are_logged_too_and_each_once(jobs: Path) -> None:
+    engine = create_engine(f"sqlite:///{jobs}/work.db")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Task(id=7))
+    engine.dispose()
+    (jobs / "jobs_of_test.py").write_text(SHOP)
+    told = work(jobs, "--log-format", "json")
+    lines = [json.loads(line) for line in told.stderr.splitlines()]
+    assert [each["logger"] for each in lines].count("audit") == 1
+    (own,) = (each for each in lines if each["logger"] == "shop")
+    assert (own["level"], own["message"], own["queue"], own["key"], own["attempt"]) == ("INFO", "sent", "task", "7", 1)
+    assert sum("started, for task" in each.get("message", "") for each in lines) == 1
 
 
 def test_a_port_that_cannot_be_served_ends_the_command(jobs: Path) -> None:

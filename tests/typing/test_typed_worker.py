@@ -37,6 +37,7 @@ async_worker = Worker(async_sessionmaker(class_=AsyncQueueSession))
 @worker.handler(Email, concurrency=8, timeout=MINUTE, lease=MINUTE, batch=10)
 def send(session: QueueSession, email: Email) -> int:
     assert_type(current_job().is_lost, bool)
+    assert_type(current_job().attempt, int)
     return email.id
 
 
