@@ -15,7 +15,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmake
 
 from .. import operations
 from .._support.checks import count, duration
-from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundError
+from .._support.errors import ArgumentError, Claim, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
 from ..functions.functions import J
@@ -25,7 +25,18 @@ from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..sql import NEVER, clock_ahead, only, state, utcnow
 from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, session_of
-from ..worker import Handler, Job, OutcomeKind, Worker, call_handler, current, is_signal, outcome_of, write_outcomes
+from ..worker import (
+    Handler,
+    Job,
+    OutcomeKind,
+    Worker,
+    call_handler,
+    current,
+    is_signal,
+    outcome_of,
+    outcomes_in,
+    write_outcomes,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
@@ -290,6 +301,12 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Per
     savepoint = session.begin_nested()
     try:
         result = _call(session, handed, handler, task)
+        if handler.chunk is not None:
+            result = outcomes_in(handler, [task], result).get(id(task))
+        if isinstance(result, Exception):
+            returned = _failed(session, task, held, result)
+            savepoint.commit()
+            return returned
         if is_unsettled(task):
             operations.complete(session, held, result)
         savepoint.commit()
@@ -299,13 +316,17 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Per
         savepoint.rollback()
         if not is_unsettled(task):
             return _Performed("completed", error)
-        outcome = outcome_of(error)
-        write_outcomes(session, [(held, outcome)])
-        status = _reload(session, task)
-        kind = "discarded" if outcome.kind == "failed" and status == Status.DISCARDED else outcome.kind
-        return _Performed(kind, None if is_signal(error) else error)
+        return _failed(session, task, held, error)
     _reload(session, task)
     return _Performed("completed", None)
+
+
+def _failed(session: Session, task: Any, held: Claim, error: Exception) -> _Performed:
+    outcome = outcome_of(error)
+    write_outcomes(session, [(held, outcome)])
+    status = _reload(session, task)
+    kind = "discarded" if outcome.kind == "failed" and status == Status.DISCARDED else outcome.kind
+    return _Performed(kind, None if is_signal(error) else error)
 
 
 def _reload(session: Session, task: Any) -> str | None:
@@ -321,7 +342,8 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
-    unlimited, arguments = replace(handler, timeout=None), [handed, task] if handler.takes_session else [task]
+    argument = task if handler.chunk is None else [task]
+    unlimited, arguments = replace(handler, timeout=None), [handed, argument] if handler.takes_session else [argument]
     token = current.set(Job(handler, task))
     try:
         if handler.is_coroutine and not is_async:

@@ -4,6 +4,7 @@ It claims and settles by the functions in :mod:`sqlqueue.operations`, as applica
 import what they need from here, including names that are not public; a contract of import-linter forbids the modules.
 """
 
+from .chunks import outcomes_in
 from .context import WorkerContext
 from .database import Sessions, growing_pauses, keep_running, passes
 from .deadlines import CONNECT, UNREACHABLE, track, transaction_limit

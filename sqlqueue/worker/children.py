@@ -36,6 +36,7 @@ from .._support.tracing import present_trace, within_trace
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..operations.upkeep import too_many_crashes
+from .chunks import ChunkExecutor
 from .database import Database, database_of
 from .deadlines import track, transaction_limit
 from .executor import Executor, too_long
@@ -202,7 +203,8 @@ class _JobRunner:
         engine = database.engine(handler.spec)
         track(engine, transaction_limit(handler.lease))
         adapter = adapter_for(engine.dialect)
-        self._executor = Executor(self._handler, database, adapter, self._reports)
+        kind = Executor if handler.chunk is None else ChunkExecutor
+        self._executor = kind(self._handler, database, adapter, self._reports)
         self._loop_runner = asyncio.Runner() if handler.is_coroutine else None
 
     def run(self, call: CallHandler) -> Ended:

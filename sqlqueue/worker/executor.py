@@ -18,7 +18,7 @@ from datetime import timedelta
 from enum import IntEnum
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -145,8 +145,8 @@ def crash_of(memory: Any, status: int) -> Crash | None:
 
 # -- calls handlers. Coroutine handlers with a session use the same code: it runs in a greenlet, which awaits them ----
 
+R = TypeVar("R")
 _NOTHING = nullcontext()
-_DELETED = "a handler must not delete its task: use QueueOptions(on_complete='delete')"
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 
@@ -202,7 +202,7 @@ class Executor:
         try:
             with self.calling(job):
                 if self.handler.takes_session:
-                    return self._try(job)
+                    return self._try([job], partial(self._in_session, job))
                 result = call_handler(self.handler, job.task)
                 job.about_to_write()
                 return Ended(completed(result))
@@ -249,16 +249,17 @@ class Executor:
             text = f"{type(error).__name__}; determining the outcome raised {type(broken).__name__}"
             return Ended(Outcome("failed", ascii(text)[1:-1], DEFAULT_RETRY(job.described.number)), error)
 
-    def _try(self, job: Job) -> Ended:
-        """Call the handler with a session, and again after a deadlock."""
+    def _try(self, jobs: Sequence[Job], call: Callable[[], R]) -> R:
+        """Call a handler with a session, and again after a deadlock."""
         for left in reversed(range(TRIES)):
             try:
-                return self._in_session(job)
+                return call()
             except DBAPIError as error:
                 if not left or not self.adapter.connections.is_transient(error):
                     raise
-                job.has_returned = False
-                self.run_again(job, error, TRIES - left)
+                for job in jobs:
+                    job.has_returned = False
+                self.run_again(jobs[0], error, TRIES - left)
         raise AssertionError
 
     def _in_session(self, job: Job) -> Ended:
@@ -276,9 +277,7 @@ class Executor:
                 task = self._attach(session, job)
                 with deadline.suspended(self.time_limit):
                     result = call_handler(self.handler, handed, task)
-                state = instance_state(task)
-                if task in session.deleted or state.deleted or state.was_deleted:
-                    raise ArgumentError(_DELETED)
+                check_not_deleted(session, task)
                 job.about_to_write()
                 is_left = False
                 if is_unsettled(task):
@@ -376,7 +375,9 @@ def _invoke(handler: Handler, *arguments: Any) -> Any:
 
 
 def _stored(handler: Handler, result: object) -> object:
-    """Return what the model stores of a result."""
+    """Return what the model stores of a result; with ``chunk``, all that the handler returned."""
+    if handler.chunk is not None:
+        return result
     if not handler.spec.keeps_results:
         return None
     check_json("result", result)  # now, so that it fails this attempt and not a batch of others
@@ -408,6 +409,13 @@ async def _within(awaitable: Any, timeout: timedelta) -> object:
 def too_long(timeout: timedelta) -> TimeoutError:
     """Return the error of a handler that exceeded its ``timeout``."""
     return TimeoutError(f"its handler ran for longer than {timeout}")
+
+
+def check_not_deleted(session: Session, task: object) -> None:
+    """Raise :class:`.ArgumentError` if the handler has deleted its task."""
+    state = instance_state(task)
+    if task in session.deleted or state.deleted or state.was_deleted:
+        raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
 
 
 def close(session: Session) -> None:
@@ -541,6 +549,10 @@ class CoroutinePool(Pool):
         try:
             self._done(job, await self._executor.perform_coroutine(job))
         finally:
-            self._running.discard(asyncio.current_task())
-            self._free += 1
-            self._start()
+            self._ended()
+
+    def _ended(self) -> None:
+        """Start the next job in place of the one whose asyncio task is calling."""
+        self._running.discard(asyncio.current_task())
+        self._free += 1
+        self._start()

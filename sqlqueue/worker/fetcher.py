@@ -19,6 +19,7 @@ from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import poll, postpone, promote
 from ..transaction import channel_of, subscribe
 from .children import Children, IsolatedExecutor
+from .chunks import ChunkExecutor, chunk_pool
 from .context import WorkerContext
 from .database import Backoff, growing_pauses, keep_running, until_success
 from .deadlines import transaction_limit
@@ -361,9 +362,13 @@ class Fetcher(BaseFetcher):
         parts = handler, context.database, self._adapter, context.reports
         apart = context.apart.get(handler)
         children = None if handler.isolation is None else apart
+        self._capacity = handler.chunk or 1
+        """The number of tasks in one call."""
         executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
         self._pool: Pool
-        if handler.is_coroutine and children is None:
+        if handler.chunk is not None:
+            self._pool = chunk_pool(ChunkExecutor(*parts, context.started), self._done)
+        elif handler.is_coroutine and children is None:
             self._pool = CoroutinePool(executor, handler.concurrency, self._done)
         else:
             self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
@@ -447,7 +452,7 @@ class Fetcher(BaseFetcher):
             self._room.clear()
             self._told = False  # before the jobs are counted: one that ends after this tells the loop again
             ahead = self._ahead()
-            most = self.slots + ahead
+            most = self.slots * self._capacity + ahead
             self._enough = most - max(1, ahead // 2 or self._freed_soon())
             left = len(self._jobs)
             wanted = min(most - left, self.handler.batch)
@@ -468,7 +473,7 @@ class Fetcher(BaseFetcher):
 
     def _freed_soon(self) -> int:
         """Return how many slots become free in a moment if all are busy."""
-        return min(self.slots, self._durations.calls_within(self.slots * GATHER))
+        return min(self.slots * self._capacity, self._durations.calls_within(self.slots * GATHER))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> list[Job]:
         query = self._context.claim_query(self.handler)

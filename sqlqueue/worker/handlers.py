@@ -16,7 +16,7 @@ from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support.checks import count, duration
+from .._support.checks import at_once, count, duration
 from .._support.errors import ArgumentError
 from ..functions import Functions, TaskFunction
 from ..functions.arguments import is_session
@@ -50,6 +50,10 @@ class Handler:
     lease: timedelta
     batch: int = DEFAULT_BATCH
     mode: Mode = "lease"
+    chunk: int | None = None
+    """The maximum number of tasks in one call, which gets a list; ``None`` for calls with one task itself."""
+    chunk_wait: timedelta = timedelta(0)
+    """How long a call with fewer tasks waits for more."""
     options: tuple[ExecutableOption, ...] = ()
     """Loader options for its tasks."""
     isolation: Isolation | None = None
@@ -119,6 +123,7 @@ def handler_of(
         options=tuple(options),
         **others,
     )
+    _check_chunk(handler)
     _check_mode(handler)
     _check_isolation(handler)
     count("concurrency", handler.concurrency)
@@ -139,6 +144,26 @@ def _check_stages(spec: QueueSpec, where: Sequence[Where]) -> None:
             raise ArgumentError(
                 f"{spec.entity.__name__} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
             )
+
+
+def _check_chunk(handler: Handler) -> None:
+    chunk = handler.chunk
+    if chunk is None:
+        if handler.chunk_wait:
+            raise ArgumentError(
+                f"chunk_wait={handler.chunk_wait!r}: it applies to calls with several tasks: give chunk too"
+            )
+        return
+    at_once("chunk", chunk)
+    duration("chunk_wait", handler.chunk_wait, zero=True)
+    if not handler.takes_session:
+        raise ArgumentError("chunk= settles several tasks in one transaction: the handler must take (session, tasks)")
+    if _is_task(_parameters(handler.function)[-1], handler.entity):
+        model = handler.entity.__name__
+        raise ArgumentError(f"{handler.name}: with chunk=, it gets a list: annotate list[{model}], not {model}")
+    if handler.mode != "lease" or handler.isolation is not None:
+        other = f"mode={handler.mode!r}" if handler.mode != "lease" else f"isolation={handler.isolation!r}"
+        raise ArgumentError(f"chunk= cannot be combined with {other}, which handles one task at a time")
 
 
 def _check_mode(handler: Handler) -> None:
@@ -185,6 +210,19 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
         raise ArgumentError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentError(f"{function!r} is a generator, and calling it does nothing: remove the yield")
+    parameters = _parameters(function)
+    *sessions, task = parameters
+    if is_session(task) or any(_is_task(each, entity) for each in sessions):
+        shown = f"{name_of(function)}{inspect.signature(function)}"
+        raise ArgumentError(f"{shown}: a handler takes (task) or (session, task), in this order")
+    if any(_is_of_other_kind(each, is_async=is_coroutine(function)) for each in sessions):
+        needed = "coroutine function gets an AsyncSession" if is_coroutine(function) else "function gets a Session"
+        raise ArgumentError(f"{name_of(function)}{inspect.signature(function)}: a {needed}, not the other kind")
+    return bool(sessions)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the one or two parameters that a call must provide."""
     given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [
@@ -194,14 +232,7 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
     ]
     if len(parameters) not in (1, 2) or any(each.kind not in given for each in parameters):
         raise ArgumentError(f"a handler takes (task) or (session, task), not {inspect.signature(function)}")
-    *sessions, task = parameters
-    if is_session(task) or any(_is_task(each, entity) for each in sessions):
-        shown = f"{name_of(function)}{inspect.signature(function)}"
-        raise ArgumentError(f"{shown}: a handler takes (task) or (session, task), in this order")
-    if any(_is_of_other_kind(each, is_async=is_coroutine(function)) for each in sessions):
-        needed = "coroutine function gets an AsyncSession" if is_coroutine(function) else "function gets a Session"
-        raise ArgumentError(f"{name_of(function)}{inspect.signature(function)}: a {needed}, not the other kind")
-    return bool(sessions)
+    return parameters
 
 
 def _is_of_other_kind(parameter: inspect.Parameter, *, is_async: bool) -> bool:
@@ -264,6 +295,8 @@ class Register(Protocol[Task]):
     def __call__(self, function: Callable[[Task], R], /) -> Callable[[Task], R]: ...
     @overload
     def __call__(self, function: Callable[[S, Task], R], /) -> Callable[[S, Task], R]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[Task]], R], /) -> Callable[[S, list[Task]], R]: ...
 
 
 class RegisteredHandlers:

@@ -107,6 +107,8 @@ class Job:
         """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
         self.is_counted = False
         """Whether a crash of the process that runs it has been counted in advance."""
+        self.queued = 0.0
+        """When it was queued to wait for others of its chunk, by ``time.monotonic``."""
         self.started: float | None = None
         """When the handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None

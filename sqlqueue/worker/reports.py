@@ -370,6 +370,11 @@ class Reports:
         text = "%s runs again immediately because its transaction lost a conflict: %s"
         _say_of(job, logging.INFO, text, job, brief(error_text(error)))
 
+    def split(self, jobs: Sequence[Job], error: BaseException) -> None:
+        """Report that a call with several tasks has failed, and is repeated with fewer."""
+        text = "%s: a call with %d tasks failed (%s), each half of them is tried again"
+        logger.info(text, jobs[0].handler.spec.name, len(jobs), brief(error_text(error)))
+
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Count and log an error of the worker's own statements, which are retried after ``pause``.
 

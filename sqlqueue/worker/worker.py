@@ -93,6 +93,8 @@ class Worker:
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
         batch: int = DEFAULT_BATCH,
+        chunk: int | None = None,
+        chunk_wait: timedelta = timedelta(0),
         mode: Mode = "lease",
         options: Sequence[ExecutableOption] = (),
         isolation: Isolation | None = None,
@@ -117,6 +119,12 @@ class Worker:
           fails; for a function in a thread it is only logged, see ``isolation``.
         - ``lease``: the model's by default; extended as long as the worker lives.
         - ``batch``: the maximum number of tasks in one claim; the longer tasks run, the fewer are claimed ahead.
+        - ``chunk``: the handler takes ``(session, tasks)``, a list of up to this many tasks, in the order of their
+          claims, and one commit settles them all. They are completed, except those that it has settled itself, and
+          those for which it returns an exception, in a mapping by task. If the call raises, nothing that it wrote is
+          kept, and it is repeated with each half of the tasks, until the failing one is alone: only that one has used
+          an attempt. One task to a call by default.
+        - ``chunk_wait``: how long a call with fewer tasks than ``chunk`` waits for more; not at all by default.
         - ``mode``: ``"lease"``, the default; ``"lock"`` holds the task by its row lock, in one transaction from claim
           to completion, without a lease; ``"at-most-once"`` completes the task before the handler is called.
         - ``options``: loader options with which each task is loaded. A detached task has no other relationships.
@@ -141,6 +149,8 @@ class Worker:
                 timeout=timeout,
                 lease=lease,
                 batch=batch,
+                chunk=chunk,
+                chunk_wait=chunk_wait,
                 mode=mode,
                 options=options,
                 isolation=isolation,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import assert_type
 
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from sqlqueue import AsyncQueueSession, QueueMixin, QueueSession, TopicMixin, Worker, current_job
+from sqlqueue import AsyncQueueSession, Discard, QueueMixin, QueueSession, TopicMixin, Worker, current_job
 
 MINUTE = timedelta(minutes=1)
 
@@ -43,6 +44,11 @@ def send(session: QueueSession, email: Email) -> int:
 
 @worker.handler(Notice, Notice.topic == "billing", mode="lock")
 def bill(session: QueueSession, notice: Notice) -> None: ...
+
+
+@Worker(sessionmaker()).handler(Email, chunk=100, chunk_wait=MINUTE)
+def send_chunk(session: QueueSession, emails: Sequence[Email]) -> dict[Email, Exception]:
+    return {email: Discard("no such mailbox") for email in emails if not email.id}
 
 
 @Worker(sessionmaker()).handler(Email, mode="at-most-once")

@@ -85,13 +85,21 @@ def _handle(session: Any, task: Task) -> None:
     session.add(Ledger(task_id=task.id, worker=str(os.getpid())))
 
 
+def _handle_all(session: Any, tasks: list[Task]) -> None:
+    for task in tasks:
+        _handle(session, task)
+
+
 def load(number: int = 0) -> Worker:
     """Return the worker of one process: with a lease and a session, or as configured by the environment."""
     mode: Any = os.environ.get(MODE_VARIABLE, "lease")
     engine = create_engine(os.environ[URL_VARIABLE])
     worker = Worker(sessionmaker(engine, class_=QueueSession), poll=POLL)
     concurrency = int(os.environ.get(CONCURRENCY_VARIABLE, "4"))
-    worker.handler(Task, concurrency=concurrency, lease=LEASE, mode=mode)(_handle)
+    if mode == "chunk":
+        worker.handler(Task, concurrency=concurrency, lease=LEASE, chunk=20)(_handle_all)
+    else:
+        worker.handler(Task, concurrency=concurrency, lease=LEASE, mode=mode)(_handle)
     return worker
 
 

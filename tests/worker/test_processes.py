@@ -92,6 +92,11 @@ def test_in_lock_mode_the_poison_task_alone_is_discarded(sync_db: Database) -> N
     crash(sync_db, "kill", "was killed by SIGKILL", mode="lock")
 
 
+@pytest.mark.one_engine
+def test_of_a_chunk_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
+    crash(sync_db, "exit", "exited with status 7", mode="chunk")
+
+
 # -- several processes ------------------------------------------------------------------------------------------------
 
 

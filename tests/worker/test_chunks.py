@@ -1,0 +1,296 @@
+"""Handlers that get several tasks at a time, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Snooze, Worker, discard
+from sqlqueue.testing import drain
+from tests.support.harness import Database
+from tests.support.models import Film, Ledger, Task
+from tests.support.rows import rows
+from tests.support.workers import LONG, Workers, all_are, by_id, eventually, nothing, with_session
+
+
+class Calls:
+    """The keys of the tasks in each call; `write` is given to `with_session`."""
+
+    def __init__(self, outcome: Callable[[Any, list[Any]], Any] = nothing) -> None:
+        self.keys: list[list[int]] = []
+        self._outcome = outcome
+
+    def write(self, session: Any, tasks: list[Any]) -> Any:
+        self.keys.append([task.number for task in tasks])
+        session.add_all(Ledger(task_id=task.number) for task in tasks)
+        session.flush()
+        return self._outcome(session, tasks)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(keys) for keys in self.keys]
+
+
+def fill(db: Database, count: int, first: int = 1, **columns: Any) -> None:
+    """Insert tasks that are numbered in claim order."""
+    db.insert(Task, [{**row, "number": number} for number, row in enumerate(rows(count, **columns), first)])
+
+
+def by_number(db: Database, column: Any) -> dict[int, Any]:
+    with db.engine.connect() as connection:
+        return dict(connection.execute(select(Task.number, column)).all())
+
+
+def rejecting(*refused: int) -> Callable[[Any, list[Any]], None]:
+    def check(session: Any, tasks: list[Any]) -> None:
+        if any(task.number in refused for task in tasks):
+            raise ValueError("bad address")
+
+    return check
+
+
+def written(db: Database) -> set[int]:
+    return set(by_id(db, Ledger.task_id).values())
+
+
+@pytest.mark.asyncio_everywhere
+def test_one_commit_settles_all_tasks_of_a_call(db: Database, workers: Workers) -> None:
+    calls = Calls()
+    fill(db, 20)
+    worker = workers.serve(Task, with_session(db, calls.write), chunk=10, concurrency=1, poll=LONG).worker
+    eventually(all_are(db, "completed"))
+    assert calls.sizes == [10, 10]
+    assert [*chain(*calls.keys)] == list(range(1, 21))
+    assert written(db) == set(range(1, 21))
+    eventually(lambda: worker._reports.counts["completed"] == 20)
+
+
+@pytest.mark.asyncio_everywhere
+def test_the_failing_tasks_alone_are_charged(db: Database, workers: Workers) -> None:
+    calls = Calls(rejecting(3, 14))
+    fill(db, 16, max_attempts=1)
+    workers.serve(Task, with_session(db, calls.write), chunk=16, concurrency=1, poll=LONG)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "discarded"})
+    assert by_number(db, Task.error) == {
+        key: "ValueError: bad address" if key in {3, 14} else None for key in range(1, 17)
+    }
+    assert set(by_number(db, Task.attempt).values()) == {1}
+    assert written(db) == set(range(1, 17)) - {3, 14}
+    assert len(calls.keys) <= 1 + 2 * 2 * 4  # two failing ones among sixteen
+
+
+@pytest.mark.one_engine
+def test_a_task_that_the_database_rejects_at_the_commit_is_alone_charged(db: Database, workers: Workers) -> None:
+    def duplicate(session: Any, tasks: list[Any]) -> None:
+        session.add_all(Ledger(task_id=4) for task in tasks if task.number == 4)
+
+    fill(db, 8, max_attempts=1)
+    workers.serve(Task, with_session(db, Calls(duplicate).write), chunk=8, poll=LONG)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "discarded"})
+    assert written(db) == {1, 2, 3, 5, 6, 7, 8}
+
+
+@pytest.mark.asyncio_everywhere
+def test_single_tasks_end_as_the_handler_says(db: Database, workers: Workers) -> None:
+    """By the exceptions that it returns for them, or because it settles them itself.  Its writes are kept."""
+
+    def choose(session: Any, tasks: list[Any]) -> Any:
+        first, second, third, fourth, fifth, _ = tasks
+        discard(session, fifth, "settled by the handler")
+        return {
+            first: Discard("no such mailbox"),
+            second: Snooze(timedelta(hours=1)),
+            third: Cancel(),
+            fourth: ValueError("full"),
+        }
+
+    fill(db, 6)
+    worker = workers.serve(Task, with_session(db, Calls(choose).write), chunk=6, concurrency=1, poll=LONG).worker
+    eventually(lambda: by_number(db, Task.status)[6] == "completed")
+    assert by_number(db, Task.status) == {
+        1: "discarded",
+        2: "scheduled",
+        3: "cancelled",
+        4: "retryable",
+        5: "discarded",
+        6: "completed",
+    }
+    assert by_number(db, Task.error) == {
+        1: "no such mailbox",
+        2: None,
+        3: None,
+        4: "ValueError: full",
+        5: "settled by the handler",
+        6: None,
+    }
+    assert written(db) == {1, 2, 3, 4, 5, 6}
+    eventually(lambda: worker._reports.counts["failed"] == 1)
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("returned", [["no"], {"no": 1}, {Task(id=1): None}])
+def test_what_is_no_outcome_fails_the_tasks(db: Database, workers: Workers, returned: object) -> None:
+    fill(db, 2, max_attempts=1)
+    workers.serve(Task, with_session(db, Calls(lambda *_: returned).write), chunk=2, poll=LONG)
+    eventually(all_are(db, "discarded"))
+    assert all("ArgumentError" in error for error in by_number(db, Task.error).values())
+    assert not written(db)
+
+
+@pytest.mark.asyncio_everywhere
+def test_the_tasks_that_are_left_of_a_lost_one_are_passed_again(db: Database, workers: Workers) -> None:
+    """Nothing that was written for the lost task is kept, and no attempt of the others counts."""
+    calls, blocked, go_on = Calls(), threading.Event(), threading.Event()
+
+    def wait(tasks: list[Any]) -> None:
+        blocked.set()
+        go_on.wait(60)
+
+    fill(db, 5)
+    lease = timedelta(minutes=5)  # no heartbeat notices it before the commit does
+    handler = with_session(db, calls.write, during=wait)
+    worker = workers.serve(Task, handler, chunk=5, concurrency=1, poll=LONG, lease=lease).worker
+    assert blocked.wait(60)
+    db.committed.cancel(Task, Task.number == 2)
+    go_on.set()
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "cancelled"})
+    assert calls.keys == [[1, 2, 3, 4, 5], [1, 3, 4, 5]]
+    assert written(db) == {1, 3, 4, 5}
+    assert set(by_number(db, Task.attempt).values()) == {1}
+    eventually(lambda: worker._reports.counts["lost"] == 1)
+
+
+@pytest.mark.asyncio_only
+def test_losing_a_task_cancels_the_call_of_a_coroutine(db: Database, workers: Workers) -> None:
+    called: list[list[int]] = []
+
+    async def send(session: Any, tasks: list[Any]) -> None:
+        called.append([task.number for task in tasks])
+        if len(tasks) == 3:
+            await asyncio.sleep(600)
+
+    fill(db, 3)
+    workers.serve(Task, send, chunk=3, concurrency=1, poll=LONG, lease=timedelta(seconds=4.5))
+    eventually(lambda: called)
+    db.committed.cancel(Task, Task.number == 3)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "cancelled"})
+    assert called == [[1, 2, 3], [1, 2]]
+
+
+@pytest.mark.asyncio_only
+def test_a_timeout_is_charged_to_the_task_that_takes_too_long(db: Database, workers: Workers) -> None:
+    async def send(session: Any, tasks: list[Any]) -> None:
+        await asyncio.sleep(600 if any(task.number == 2 for task in tasks) else 0)
+
+    fill(db, 3, max_attempts=1)
+    workers.serve(Task, send, chunk=3, concurrency=1, poll=LONG, timeout=timedelta(seconds=0.5))
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "discarded"})
+    assert by_number(db, Task.status) == {1: "completed", 2: "discarded", 3: "completed"}
+
+
+@pytest.mark.one_engine
+def test_an_outage_counts_no_attempt_and_each_task_then_runs_alone(db: Database, workers: Workers) -> None:
+    """One of them may have caused it, for example by a statement that is too large for the server."""
+
+    def miss(session: Any, tasks: list[Any]) -> None:
+        if any(task.number == 2 for task in tasks):
+            raise PoolTimeoutError("no connection")
+
+    calls = Calls(miss)
+    fill(db, 4)
+    workers.serve(Task, with_session(db, calls.write), chunk=4, concurrency=1, poll=LONG)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"scheduled"})
+    assert len(calls.keys) == 1
+    assert set(by_number(db, Task.max_attempts - Task.attempt).values()) == {3}
+    db.committed.run_now(Task, Task.number.in_([1, 2, 3, 4]))
+    eventually(lambda: [by_number(db, Task.status)[key] for key in (1, 3, 4)] == ["completed"] * 3)
+    assert calls.sizes[1:5] == [1, 1, 1, 1]
+
+
+@pytest.mark.one_engine
+def test_a_call_with_few_tasks_waits_for_more(db: Database, workers: Workers) -> None:
+    calls = Calls()
+    fill(db, 2)
+    workers.serve(Task, with_session(db, calls.write), chunk=3, chunk_wait=LONG, concurrency=1)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"running"})
+    fill(db, 2, first=3)
+    eventually(lambda: calls.keys == [[1, 2, 3]])
+    eventually(lambda: by_number(db, Task.status)[3] == "completed")
+    assert by_number(db, Task.status)[4] != "completed"
+
+
+@pytest.mark.one_engine
+def test_a_call_waits_no_longer_than_it_may(db: Database, workers: Workers) -> None:
+    calls, begun = Calls(), time.monotonic()
+    fill(db, 2)
+    workers.serve(Task, with_session(db, calls.write), chunk=3, chunk_wait=timedelta(seconds=1), concurrency=1)
+    eventually(all_are(db, "completed"))
+    assert calls.keys == [[1, 2]]
+    assert time.monotonic() - begun >= 1
+
+
+@pytest.mark.one_engine
+def test_a_stopping_worker_releases_what_waits_for_more(db: Database, workers: Workers) -> None:
+    calls = Calls()
+    fill(db, 2)
+    running = workers.serve(Task, with_session(db, calls.write), chunk=3, chunk_wait=LONG)
+    eventually(lambda: set(by_number(db, Task.status).values()) == {"running"})
+    running.stop()
+    assert set(by_number(db, Task.status).values()) == {"available"}
+    assert not calls.keys
+
+
+@pytest.mark.one_engine
+def test_results_by_task(db: Database, workers: Workers) -> None:
+    def numbers(session: Any, tasks: list[Any]) -> Any:
+        return dict(zip(tasks, ({"number": 1}, {"number": 2}), strict=False))
+
+    db.insert(Film, rows(3, stage="print"))
+    workers.serve(Film, with_session(db, numbers), chunk=3, poll=LONG)
+    eventually(all_are(db, "completed", Film))
+    assert list(by_id(db, Film.result).values()) == [{"number": 1}, {"number": 2}, None]
+
+
+@pytest.mark.one_engine
+def test_what_cannot_be_combined_is_refused(sync_db: Database) -> None:
+    worker = Worker(sync_db.sessions())
+
+    def one(session: QueueSession, task: Task) -> None: ...
+    def several(session: QueueSession, tasks: list[Task]) -> None: ...
+    def alone(tasks: list[Task]) -> None: ...
+
+    for options, function, complaint in [
+        ({"chunk": 10}, one, "annotate list"),
+        ({"chunk": 10}, alone, "must take"),
+        ({"chunk": 0}, several, "chunk=0"),
+        ({"chunk_wait": LONG}, one, "give chunk too"),
+        ({"chunk": 10, "mode": "lock"}, several, "mode='lock'"),
+        ({"chunk": 10, "isolation": "process"}, several, "isolation='process'"),
+    ]:
+        with pytest.raises(ArgumentError, match=complaint):
+            worker.handler(Task, **options)(function)  # type: ignore[arg-type]
+
+
+@pytest.mark.one_engine
+def test_drain_calls_it_with_one_task_at_a_time(sync_db: Database) -> None:
+    worker = Worker(sync_db.sessions())
+
+    @worker.handler(Task, chunk=10)
+    def send(session: QueueSession, tasks: list[Task]) -> dict[Task, Exception]:
+        session.add_all(Ledger(task_id=task.number) for task in tasks)
+        return {task: Discard("refused") for task in tasks if task.number == 2}
+
+    fill(sync_db, 3)
+    with sync_db.sessions()() as session:
+        assert drain(worker, session) == {"completed": 2, "discarded": 1}
+        session.commit()
+    assert written(sync_db) == {1, 2, 3}
