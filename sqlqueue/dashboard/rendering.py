@@ -96,8 +96,8 @@ def ago(value: datetime | str | None, now: datetime) -> Markup:
     if value >= NEVER:  # of rows from before the table became a queue
         return Markup("never")
     distance = _distance(value, now)
-    text = "now" if distance == NOW else f"{distance} ago" if value <= now else f"in {distance}"
-    return _titled(value, text)
+    is_now = abs(now - value) < timedelta(seconds=1)
+    return _titled(value, "now" if is_now else f"{distance} ago" if value <= now else f"in {distance}")
 
 
 def since(own: Mapping[str, Any], now: datetime) -> Markup:
@@ -118,12 +118,9 @@ def since(own: Mapping[str, Any], now: datetime) -> Markup:
     return Markup("due {}").format(ago(due, now))
 
 
-NOW = "now"
-
-
 def _distance(value: datetime, now: datetime) -> str:
     seconds = abs(now - value).total_seconds() // 1
-    return NOW if seconds < 1 else f"{seconds:.0f} s" if seconds < _MINUTE else span(seconds)
+    return f"{seconds:.0f} s" if seconds < _MINUTE else span(seconds)
 
 
 def _titled(value: datetime, text: str) -> Markup:
@@ -184,6 +181,11 @@ def _plain(value: Any) -> Any:
     return plain
 
 
+def heading(role: str) -> str:
+    """Return the heading of one of the queue's columns."""
+    return "Function" if role == "task" else role.replace("_", " ").capitalize()
+
+
 def first_line(value: str | None) -> str:
     """Return the beginning of an error."""
     line = (value or "").partition("\n")[0]
@@ -208,4 +210,4 @@ templates = Environment(
 )
 templates.filters.update(span=span, moment=moment, ago=ago, since=since, in_zone=in_zone, told=told)
 templates.filters.update(first_line=first_line, entered=entered, badge=badge, in_words=in_words, key=key_text)
-templates.globals.update(figure=figure)
+templates.globals.update(figure=figure, heading=heading)

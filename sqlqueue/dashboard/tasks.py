@@ -31,7 +31,7 @@ from .access import CELL, LONGEST, Action, Exposure
 from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
 from .overview import figures_of
 from .pages import by_stage
-from .rendering import first_line
+from .rendering import first_line, heading
 from .requests import Filter, Query, Sort, cursor, position, possible
 from .site import links_of, respond, site_of, viewer_of
 
@@ -131,6 +131,7 @@ async def show_queue(request: Request) -> Response:
     """Show a queue, and the tasks that the filter in the URL selects."""
     site, query = site_of(request), request.query_params
     spec, exposure = site.queue(request), site.exposure
+    roles = {name: role for role, name in spec.attributes.items()}
     chosen, sort, problem = Filter.of(query, exposure.filters_of(spec)), Sort(), None
     after, before = (query.get(name) for name in ("after", "before"))
     tasks: TaskList | None = None
@@ -152,7 +153,7 @@ async def show_queue(request: Request) -> Response:
         spec=spec,
         name=spec.name,
         states=list(Status),
-        columns=exposure.filters_of(spec),
+        columns=[(name, heading(roles[name]) if name in roles else name) for name in exposure.filters_of(spec)],
         figures=figures,
         pauses=pauses,
         stages=stages,

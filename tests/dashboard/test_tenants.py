@@ -65,6 +65,7 @@ PAGES = [
     "/queue/letter?status=retryable",
     "/queue/letter?newer=1d",
     "/queue/parcel",
+    "/search?search=topic",
     "/queue/digest",
     "/queue/event",
     "/queue/letter/task?key=1",
@@ -119,7 +120,7 @@ def seen(sessions: sessionmaker[Any], authorize: Callable[[Request], Any]) -> Ca
 
     def page(path: str, name: str) -> str:
         answer = app.get(path, headers={"x-tenant": name})
-        text = re.sub(r"[\d.]+ (ms|s|min|h)\b|seconds\{.*", "", answer.text)
+        text = re.sub(r"<time.*?</time>|[\d.]+ (ms|s|min|h)\b|seconds\{.*", "", answer.text)
         return f"{answer.status_code} {text}"
 
     return page
