@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, editing, overview, pages, tasks
+from . import access, actions, editing, overview, pages, tasks, workers
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -143,7 +143,7 @@ _ROUTES = [
     Route("/errors", pages.show_errors),
     Route("/schedules", pages.show_schedules),
     Route("/limits", pages.show_limits),
-    Route("/workers", pages.show_workers),
+    Route("/workers", workers.show_workers),
     Route("/workers/confirm/{action}", actions.confirm_command),
     Route("/workers/{action}", actions.send_command, methods=["POST"]),
     Route("/search", tasks.show_search),

@@ -13,14 +13,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from .. import operations
-from ..model.companions import worker_table
 from ..operations import (
     ErrorGroup,
     Limit,
     QueueOverview,
     QueueStats,
     RecurringTask,
-    WorkerInfo,
 )
 from ..operations.paging import SCAN
 from ..operations.reactivating import RUN_NOW
@@ -131,23 +129,6 @@ async def show_limits(request: Request) -> Response:
 
 def _read_limits(session: Session, spec: QueueSpec) -> list[Limit]:
     return operations.limits(session, spec.entity, first=LIMIT_ROWS)
-
-
-# -- the page of the workers that have registered ---------------------------------------------------------------------
-
-
-async def show_workers(request: Request) -> Response:
-    """Show which workers are live, what they serve, and which queues no worker serves."""
-    site = site_of(request)
-    spec = site.first
-
-    def read(session: Session) -> tuple[list[WorkerInfo], list[str]]:
-        unserved = operations.unserved(session, site.target)
-        return operations.workers(session, site.target), [model.__queue_spec__.name for model in unserved]
-
-    found, without = await site.read("workers", read, spec)
-    has_table = worker_table(spec.table.metadata) is not None
-    return respond(request, "workers.html", workers=found, unserved=without, has_table=has_table)
 
 
 # -- the metrics of all queues, for Prometheus ------------------------------------------------------------------------

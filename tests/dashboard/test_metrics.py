@@ -39,7 +39,7 @@ def test_metrics_are_those_of_each_queue(sessions: sessionmaker[Any]) -> None:
         assert found["sqlqueue_tasks", "email", status] == number
     assert found["sqlqueue_tasks", "crawl", "running"] == 2
     assert found["sqlqueue_oldest_claimable_seconds", "email"] > 0
-    assert found["sqlqueue_tasks_hung", "email"] == 0
+    assert found["sqlqueue_tasks_abandoned", "email"] == 0
 
 
 def test_many_scrapers_cost_as_much_as_one(sessions: sessionmaker[Any]) -> None:
