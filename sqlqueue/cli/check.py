@@ -48,7 +48,7 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
     """
     with refusals("check"):
         base = load(target)
-        models = [_name(spec.entity) for spec in specs_of(base)]
+        models = [_name(spec.entity) for spec in specs_of(base) if spec.holds_tasks]
         engine, version, findings = connect(url, lambda connection: (*_server(connection), find(connection, base)))
     fatal = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     ok = not any(finding.severity in fatal for finding in findings)
@@ -85,5 +85,5 @@ def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> No
         typer.echo(typer.style(finding.severity, **_STYLES[finding.severity]) + plain(f"{about}{finding.message}"))
         say(f"    fix: {finding.fix}\n")
     said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
-    queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
+    queues = f"{len(models)} queue{'s' * (len(models) != 1)}"
     say(f"{server}, {queues}: {', '.join(said) or 'no problems found'}.")

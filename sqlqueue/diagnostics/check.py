@@ -23,6 +23,7 @@ from ..queue.spec import MIGRATE, Criterion, Finding, QueueSpec, Severity, spec_
 from ..sql import is_due, state, utcnow
 from .drift import (
     Difference,
+    MissingColumn,
     WrongDefault,
     WrongIndex,
     drift,
@@ -443,7 +444,14 @@ def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
 
 
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
-    for difference in drift(connection, [spec]):
+    differences = drift(connection, [spec])
+    missing = [each for each in differences if isinstance(each, MissingColumn)]
+    if len(missing) > 1:  # the table is not migrated: one cause, and one fix
+        differences = [each for each in differences if each not in missing and each.code != "missing-index"]
+        names = ", ".join(each.column.name for each in missing)
+        message = f"{spec.table.fullname} has no columns {names}, nor the indexes of the queue"
+        yield Finding.of(spec, Severity.ERROR, "missing-column", message, MIGRATE)
+    for difference in differences:
         fix = MIGRATE
         if isinstance(difference, WrongIndex):
             fix = fix_of_index(connection, difference.index, difference.live)

@@ -63,6 +63,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingColumn(Difference):
+    """A difference: ``column`` does not exist."""
+
+    column: Column[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongIndex(Difference):
     """A difference: ``index``, which the queue's statements use, does not exist, or is not as declared."""
 
@@ -101,7 +108,7 @@ def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
     for column in spec.columns.values():
         if column.name not in defaults:
             message = f"{table.fullname} has no column {column.name}"
-            yield Difference(code="missing-column", spec=spec, message=message)
+            yield MissingColumn(code="missing-column", spec=spec, message=message, column=column)
             continue
         live = defaults[column.name]
         is_now, is_meant = constant(live), constant(_declared(column))

@@ -20,6 +20,10 @@ from tests.support.harness import Database
 
 ALTERED: dict[str, tuple[tuple[Any, ...], str]] = {
     "no column of the queue": (("ALTER TABLE checked_post DROP COLUMN error",), "missing-column"),
+    "not migrated": (
+        (DropIndex(CLAIM), *(f"ALTER TABLE checked_post DROP COLUMN {name}" for name in ("error", "claimed_by"))),
+        "missing-column",
+    ),
     "no column of the model": (("ALTER TABLE checked_post DROP COLUMN note",), "missing-column"),
     "no index": ((DropIndex(CLAIM),), "missing-index"),
     "other order": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapters
-from tests.cli.invoking import PROGRAM
+from tests.cli.invoking import PROGRAM, out, run
 from tests.support.check_models import Base, EmptyBase, Plain, Post
 from tests.support.models import Invoice, Notice
 
@@ -203,6 +204,11 @@ def test_statements_to_copy_are_not_wrapped(tmp_path: Path, monkeypatch: pytest.
     message, fix, *_ = told.stdout.splitlines()
     assert message.startswith("warning the journal mode is delete, in which readers block claims, and claims")
     assert fix == "    fix: run once, with any SQLite client: PRAGMA journal_mode = WAL"
+
+
+def test_the_queues_are_those_of_stats(url: str) -> None:
+    checked = json.loads(run("check", "--json", model="Base").stdout)["queues"]
+    assert checked == [each["model"] for each in json.loads(out("stats", "--json", model="Base"))]
 
 
 def test_warnings_may_count_as_errors(tmp_path: Path) -> None:

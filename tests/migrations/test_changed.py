@@ -105,7 +105,7 @@ def completed() -> Any:
     ("old", "new", "found"),
     [
         # before its migration
-        (model, partial(model, QueueMixin), {("error", "missing-column"), ("error", "missing-index")}),
+        (model, partial(model, QueueMixin), {("error", "missing-column")}),
         # nothing is enqueued
         (completed, partial(model, QueueMixin), {("error", "wrong-default")}),
         # rows are pruned now
