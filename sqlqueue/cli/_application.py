@@ -16,9 +16,11 @@ from ..evaluation.demo.run import demo
 from ..evaluation.prove.run import prove
 from ._database import refusals
 from ._help import Command, Group
-from .changes import cancel, discard, prune, rerun, retry
+from .changes import cancel, discard, prune, rerun, retry, run_now
 from .check import check
 from .control import limits, pause, resume, set_limit, workers
+from .enqueue import enqueue
+from .schedules import schedules
 from .statistics import errors, stats
 from .tasks import list_tasks, show, why
 from .work import dashboard, sql_tasks, work
@@ -32,13 +34,16 @@ _ON_CALL: Sequence[Function] = (
     errors,
     show,
     why,
+    enqueue,
     retry,
     rerun,
+    run_now,
     cancel,
     discard,
     prune,
     pause,
     resume,
+    schedules,
     limits,
     set_limit,
     workers,

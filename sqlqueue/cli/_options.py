@@ -207,7 +207,7 @@ class Filters:
         given["status"] = [_state(name.strip()) for text in self.status or () for name in text.split(",")]
         found = filtering.criteria(spec, **given)
         for text in self.where or ():
-            found += filtering.criteria(spec, equal=_equal(text))
+            found += filtering.criteria(spec, equal=equal(text))
         return found
 
 
@@ -220,7 +220,7 @@ def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
     return terms or [key.desc() for key in spec.primary_key]
 
 
-def _equal(text: str) -> dict[str, str]:
+def equal(text: str) -> dict[str, str]:
     name, sign, given = text.partition("=")
     if not sign:
         raise refusal(f"{text!r} is not of the form COLUMN=VALUE")

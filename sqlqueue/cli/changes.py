@@ -1,4 +1,4 @@
-"""The commands that change tasks in batches: ``retry``, ``rerun``, ``cancel``, ``discard`` and ``prune``."""
+"""The commands that change tasks in batches: ``retry``, ``run-now``, ``rerun``, ``cancel``, ``discard``, ``prune``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from .. import operations
 from ..model.companions import history_of
 from ..operations import BATCH, CAP, Batch, Pruned, QueueStats, count_old_attempts, is_prunable
-from ..operations.reactivating import CANCEL, RERUN, RETRY, MassChange, discarding, in_states
+from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import transact
@@ -97,15 +97,11 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
 # -- a change of many tasks: counted, confirmed, carried out in batches, and reported ---------------------------------
 
-_DUE = (
-    "runs once it is due."
-    " To run it now: UPDATE {table} SET status = 'available', available_at = '2000-01-01 00:00:00' WHERE ..."
-)
 _FINAL = "is final; sqlqueue rerun makes it run again."
 _HINTS = {
     Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
-    Status.SCHEDULED: f"A scheduled task {_DUE}",
-    Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue retry makes it due now.",
+    Status.SCHEDULED: "A scheduled task runs once it is due; sqlqueue run-now makes it due now.",
+    Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue run-now makes it due now.",
     Status.RUNNING: "A running task belongs to its worker until its lease expires; then any worker may take it over.",
     Status.COMPLETED: f"A completed task {_FINAL}",
     Status.CANCELLED: f"A cancelled task {_FINAL}",
@@ -145,7 +141,7 @@ class ConfirmedChange:
             parts = ", ".join(f"{part}{'+' if what in stats.capped else ''} {what}" for what, part in counts.items())
             if number > 1 or self.ends_all:
                 many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
-                confirm(f"{self.verb} {many} ({parts})", yes=yes)
+                confirm(f"{self.verb.replace('-', ' ')} {many} ({parts})", yes=yes)
         totals = BatchTotals()
         try:
             if number:
@@ -193,12 +189,12 @@ class ConfirmedChange:
         if not found:
             return "There is no such task."
         states = ", ".join(f"{stats[status]} {status}" for status in found)
-        hints = [_HINTS[status].format(table=self.spec.name) for status in found]
+        hints = [_HINTS[status] for status in found]
         affected = ", ".join([*self.affected, *(["abandoned"] if self.abandoned else [])])
         return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
 
-# -- the commands that change tasks: `sqlqueue retry`, `rerun`, `cancel` and `discard` --------------------------------
+# -- the commands that change tasks: `sqlqueue retry`, `rerun`, `run-now`, `cancel`, `discard` ------------------------
 
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error of each task.")]
 
@@ -244,6 +240,27 @@ def rerun(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = 
     missing --yes without a terminal; 130 if it was stopped.
     """
     _change(queues, filters, RERUN, "rerun", "made to run again", yes=yes, as_json=as_json)
+
+
+def run_now(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Run waiting tasks now: scheduled and retryable ones become available.
+
+    The attempts that they have made still count; sqlqueue retry allows all of them again. The next run of a recurring
+    task follows this one; see also sqlqueue schedules.
+
+        sqlqueue run-now --url postgresql+psycopg://me@host/shop shop.models:Email --status scheduled --topic news
+
+    Without a filter, all such tasks run now. For more than one, the command shows their number and asks for
+    confirmation.
+
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
+
+    With --json: an object of queue, action, tasks (how many were changed), taken (always 0) and stopped (by Ctrl-C).
+
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
+    missing --yes without a terminal; 130 if it was stopped.
+    """
+    _change(queues, filters, RUN_NOW, "run-now", "available now", yes=yes, as_json=as_json)
 
 
 def cancel(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:

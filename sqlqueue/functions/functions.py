@@ -100,6 +100,14 @@ class TaskFunction(Generic[Call, P, R, J]):
         given = {names["task"]: self.name, self._stored: self._arguments.store(args, kwargs)}
         return self.entity(**given, **self._values)
 
+    def job_from(self, arguments: object) -> J:
+        """Return a new row for a call with ``arguments``, a JSON object by parameter name, as rows store them.
+
+        Raises :class:`.ArgumentError` if they do not fit the function's parameters.
+        """
+        self._arguments.restore(arguments)
+        return self.entity(**{self._spec.attributes["task"]: self.name, self._stored: arguments}, **self._values)
+
     def options(
         self,
         *,

@@ -22,7 +22,7 @@ from tests.support.models import Task
             {"status": "scheduled"},
             "Found: 1 scheduled. sqlqueue retry changes retryable, discarded, abandoned.",
         ),
-        ("retry", {"status": "scheduled"}, "once it is due. To run it now: UPDATE task SET status = 'available'"),
+        ("retry", {"status": "scheduled"}, "once it is due; sqlqueue run-now makes it due now."),
         (
             "retry",
             {"status": "completed", "finished_at": PAST},
@@ -49,12 +49,13 @@ def test_the_command_explains_why_a_named_task_was_not_changed(
     assert json.loads(out(command, "--id", "1", "--json")) == nothing
 
 
-def test_a_scheduled_task_runs_by_the_statement_that_is_shown(url: str) -> None:
+def test_a_scheduled_task_runs_by_the_command_that_is_shown(url: str) -> None:
     put(url, Task, {"status": "scheduled", "available_at": TOMORROW})
-    (statement,) = re.findall("UPDATE .* WHERE", words(out("retry", "--id", "1")))
+    (command,) = re.findall("sqlqueue (run-now) makes it due now", words(out("retry", "--id", "1")))
     engine = create_engine(url)
-    with QueueSession(engine) as session, session.begin():
+    with QueueSession(engine) as session:
         assert session.claim(Task) is None
-        session.connection().exec_driver_sql(f"{statement} id = 1")
+        session.rollback()
+        out(command, "--id", "1")
         assert session.claim(Task) is not None
     engine.dispose()
