@@ -38,6 +38,9 @@ from .site import links_of, respond, site_of, viewer_of
 # -- a list of tasks by a filter --------------------------------------------------------------------------------------
 
 ROWS = 50
+SORTED = 5_000
+"""The maximum number of tasks of a group of states that are sorted for a list without a filter, if no index has the
+order: fewer than a filter examines, since the page may be refreshed often."""
 ROLES = ("topic", "task", "stage", "message_key", "limit_key", "unique_key")
 """Columns of kinds of queues that a table of tasks shows if the queue has them."""
 _OF_STATE = ("status", "priority", "available_at", "claimed_at", "finished_at", "created_at", "attempt", "max_attempts")
@@ -64,6 +67,8 @@ class TaskList:
     """The time of the database's clock, to which ages refer."""
     named: Sequence[str]
     """The columns of the application that are shown."""
+    scanned: int
+    """The number of tasks of a group of states after which examining ended."""
 
     @property
     def roles(self) -> Sequence[str]:
@@ -84,6 +89,7 @@ def read_list(
 ) -> TaskList:
     """Read a page of tasks.  On the first page of a search, those that have the text as a key come first."""
     adapter, state = open_(session, spec), chosen.state
+    scan = SORTED if chosen.query.keys() <= {"status"} else SCAN
     order = sort.order(spec)
     start, end = (position([term.column for term in order], each) for each in (after, before))
     options = [exposure.loading(spec, SHOWN)]
@@ -94,7 +100,7 @@ def read_list(
         status=state,
         order=order,
         by_state=bool(chosen.search),
-        scan=SCAN,
+        scan=scan,
         after=start,
         before=end,
         limit=limit,
@@ -109,7 +115,8 @@ def read_list(
     cut = exposure.texts(adapter, session, spec, [key_of(spec, task) for task in tasks], CELL)
     rows = [_row(exposure, spec, task, cut) for task in tasks]
     now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
-    return TaskList(spec=spec, page=replace(found, tasks=rows), now=now, named=exposure.columns.get(spec.entity, ()))
+    shown = replace(found, tasks=rows)
+    return TaskList(spec=spec, page=shown, now=now, named=exposure.columns.get(spec.entity, ()), scanned=scan)
 
 
 def _row(exposure: Exposure, spec: QueueSpec, task: Any, cut: Mapping[Identity, Mapping[str, Any]]) -> TaskRow:
@@ -169,7 +176,6 @@ async def show_queue(request: Request) -> Response:
         tasks=tasks,
         cursor=cursor,
         is_first=after is None and before is None,
-        scanned=SCAN,
     )
 
 

@@ -27,16 +27,20 @@ PAGES = {
     "task": "/queue/email/task?key=62",
     "hostile": "/queue/email/task?key=151",
     "pipeline": "/queue/orders",
+    "search": "/search?search=user",
     "errors": "/errors",
     "schedules": "/schedules",
     "limits": "/limits",
     "workers": "/workers",
     "outbox": "/outbox",
     "pipelines": "/pipelines",
+    "edit": "/queue/email/edit?key=150&column=recipient",
     "confirm": "/queue/email/confirm/discard?key=150",
     "command": "/workers/confirm/set-concurrency?scope=all",
 }
-STILL = ("confirm", "command")
+WIDE = "[...document.querySelectorAll('.tasks')].filter((each) => each.scrollWidth > each.parentNode.clientWidth)"
+"""The tables of tasks that do not fit the screen."""
+STILL = ("search", "edit", "confirm", "command")
 """Pages that have nothing to refresh."""
 LOOKS: list[tuple[str, int, list[str]]] = [
     ("light", 1280, []),
@@ -75,10 +79,14 @@ def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
             page.set_viewport_size({"width": width, "height": 800})
             assert audit(page, rules) == [], (name, scheme, width)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
+            assert page.evaluate(WIDE) == [], (name, width)
             if folder:
                 page.screenshot(path=Path(folder) / f"{name}-{scheme}-{width}.png")
 
-    with served(dashboard(sessions, columns={Email: ["recipient", "secret"]})) as url, tab(browser) as page:
+    with (
+        served(dashboard(sessions, columns={Email: ["recipient", "secret"]}, editable={Email: ["recipient"]})) as url,
+        tab(browser) as page,
+    ):
         open_all(page, url, look)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, create_engine
+from sqlalchemy import Identity, Index, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from starlette.testclient import TestClient
 
@@ -33,6 +34,13 @@ class Visit(QueueMixin, Base):
 
     site: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(default=0)
+
+
+class Parcel(QueueMixin, Base):
+    __tablename__ = "parcel"
+    __table_args__ = (Index("ix_parcel_created_at", "created_at"),)
+
+    code: Mapped[str] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -60,6 +68,21 @@ def test_new_tasks_come_first_whatever_the_key(made: sessionmaker[Any]) -> None:
         with made.begin() as session:
             session.add(Visit(site=site))
     assert found(client(made), "/queue/visit") == ["a", "z", "m"]
+
+
+def test_of_many_tasks_some_are_sorted_unless_an_index_has_the_order(
+    made: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.dashboard.tasks.SORTED", 10)
+    with made.begin() as session:
+        for n in range(20):
+            at = utcnow(timedelta(minutes=-n))
+            session.add_all([Visit(site=f"s{n:02}", created_at=at), Parcel(code=f"s{n:02}", created_at=at)])
+    app = client(made)
+    assert found(app, "/queue/parcel")[:4] == ["s00", "s01", "s02", "s03"]
+    assert "Not all tasks were examined" not in app.get("/queue/parcel").text
+    assert "of more than 10 in a group of states" in app.get("/queue/visit").text
+    assert "of more than 10" not in app.get("/queue/visit", params={"newer": "1d"}).text  # a filter examines more
 
 
 def test_headings_sort_the_list(made: sessionmaker[Any]) -> None:
