@@ -29,6 +29,7 @@ _LONGEST_END = 100
 _LONGEST_HOST = 150
 
 
+NO_MESSAGE = "(no message)"
 UNREADABLE = "cannot be read: "
 """The beginning of the error of a row that was set aside because it cannot be read."""
 
@@ -39,13 +40,14 @@ def error_text(error: BaseException | str, end: str = "") -> str:
     ``end`` is appended, and never truncated.
 
     Neither the SQL nor the parameters of a statement are included, see :func:`message_of`.  NUL and lone surrogates,
-    which engines reject, are escaped; text that is too long is truncated with an ellipsis.  Raises
+    which engines reject, are escaped; text that is too long is truncated with an ellipsis.  It is never blank: without
+    a message, there is the name of the exception, and ``(no message)`` in place of a blank string.  Raises
     :class:`.ArgumentError` for other types.
     """
     if not isinstance(error, (str, BaseException)):
         raise ArgumentError(f"error={error!r}: give an exception or a string")
     text = error if isinstance(error, str) else _described(error)
-    text = storable(text)
+    text = storable(text) if text.strip() else NO_MESSAGE
     units, room = text.encode("utf-16-le"), _LONGEST - len(end)
     if len(units) <= 2 * room:
         return text + end
@@ -127,7 +129,7 @@ def _described(error: BaseException) -> str:
         message = message_of(error)
     except Exception:  # the __str__ of an exception may itself raise
         return f"{name}: (its message is not available)"
-    return f"{name}: {message}" if message else name
+    return f"{name}: {message}" if message.strip() else name
 
 
 # -- the library's loggers, which escape text from outside the library ------------------------------------------------

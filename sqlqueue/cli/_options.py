@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
+from .._support.texts import error_text
 from ..diagnostics.check import specs_of
 from ..operations import filtering
 from ..operations.filtering import column
@@ -77,8 +78,7 @@ def _import(name: str) -> Any:
             raise refusal(f"there is no module {error.name}, neither in the current directory nor installed") from error
         raise refusal(f"{name} cannot be imported: {error}") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise refusal(f"{name} cannot be imported: it raises {reason}") from error
+        raise refusal(f"{name} cannot be imported: it raises {error_text(error)}") from error
 
 
 # -- the option `--queue`: the queues that a command applies to -------------------------------------------------------

@@ -138,7 +138,7 @@ _LONGEST = 300
 
 def brief(text: str) -> str:
     """Shorten an error text to one log line; the row's ``error`` and the traceback contain all of it."""
-    line = text.partition("\n")[0]
+    line = text.strip().partition("\n")[0]
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 

@@ -18,7 +18,7 @@ from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
-from ..operations.recording import unreadable_rows
+from ..operations.recording import spoken, unreadable_rows
 from ..queue.spec import QueueSpec, Where
 from ..transaction import claimer_name
 from .children import Children
@@ -72,6 +72,14 @@ class StopRequest:
         """Record that the run is stopping, whatever the reason: the grace period begins, unless the run drains."""
         if not self._drains:
             self._begin_grace()
+
+    @property
+    def patience(self) -> str:
+        """How long a run that stops waits for running handlers, as text."""
+        if self._drains:
+            return "as long as it takes"
+        left = 0.0 if self.is_immediate else max(0.0, self._deadline - self._loop.time())
+        return f"up to {spoken(timedelta(seconds=round(left, 1)))}"
 
     @property
     def is_immediate(self) -> bool:

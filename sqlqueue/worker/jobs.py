@@ -301,14 +301,18 @@ def outcome_of(error: BaseException, *, is_last: bool = False) -> Outcome:
     """
     match error:
         case Retry():
-            return Outcome("failed", str(error), error.in_, is_last=is_last)
+            return Outcome("failed", error_text(_reason(error)), error.in_, is_last=is_last)
         case Snooze():
             return Outcome("snoozed", delay=error.in_)
         case Discard():
-            return Outcome("discarded", str(error))
+            return Outcome("discarded", error_text(_reason(error)))
         case Cancel():
             return Outcome("cancelled")
     return Outcome("failed", error_text(error), cause=type(error), is_last=is_last)
+
+
+def _reason(signal: Signal) -> str:
+    return str(signal) if str(signal).strip() else type(signal).__name__
 
 
 def plain_failure(outcome: Outcome, error: BaseException, attempt: int) -> Outcome:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -273,7 +273,8 @@ class Reports:
         """Those of the two that are installed."""
 
     named = 20
-    """The maximum number of crashed tasks that are logged one by one; of any more, only the number is logged."""
+    """The maximum number of tasks that are named when several have crashed, or are still running; of any more, only the
+    number is logged."""
 
     def running(self, job: Job) -> AbstractContextManager[None] | None:
         """Return a context manager around the call of the handler, or ``None`` if there is nothing to do."""
@@ -288,6 +289,18 @@ class Reports:
             self._count("claimed", jobs[0].handler.spec, number, function=function)
         for job in jobs if logger.isEnabledFor(logging.DEBUG) else ():
             _say_of(job, logging.DEBUG, "%s claimed", job)
+
+    def stopping(self, worker: str, jobs: Iterable[Job], patience: str) -> None:
+        """Report that the worker stops, and the running handlers for which it waits."""
+        running = [job for job in jobs if job.started is not None and job.seconds is None]
+        if not running:
+            logger.info("worker %s is stopping: no task is running", worker)
+            return
+        number = f"{len(running)} task{'s' * (len(running) != 1)}"
+        names = [task_name(job.claim, job.function) for job in running[: self.named]]
+        more = [f"{len(running) - self.named} more"] if len(running) > self.named else []
+        shown = ", ".join([*names, *more])
+        logger.info("worker %s is stopping: waiting %s for %s: %s", worker, patience, number, shown)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> None:
         """Report the end of a handler; ``error`` is what it raised."""

@@ -367,6 +367,7 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.drain()
         self._context.stopping.begin()
+        self._context.reports.stopping(self._context.name, self._context.in_flight, self._context.stopping.patience)
         while not all(fetcher.is_idle for fetcher in self._fetchers):
             if self._context.stopping.gives_up_handlers:
                 for fetcher in self._fetchers:

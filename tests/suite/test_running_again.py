@@ -134,7 +134,7 @@ def test_a_taken_key_leaves_its_task_and_no_other(
     with db.begin() as actor, caplog.at_level(logging.WARNING, "sqlqueue"):
         done = CALLS[call](actor, **limit)
         assert (int(done), done.taken, type(done)) == (298, 3, Reactivated)
-    assert "left Listing " in caplog.text
+    assert "left listing " in caplog.text
     assert "and 0 more" not in caplog.text
     assert "another task has the same unique_key" in caplog.text
     assert count(db, Listing, Listing.status == "available") == 300

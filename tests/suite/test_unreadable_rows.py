@@ -335,7 +335,7 @@ def test_one_line_is_logged_for_each_row(db: Database, caplog: pytest.LogCapture
             assert actor.claim(Sign) is None
         make_due(db, Sign)
     assert len(caplog.records) == 2
-    assert {record.identity for record in caplog.records} == {(1,), (2,)}  # type: ignore[attr-defined]
+    assert {record.key for record in caplog.records} == {"1", "2"}  # type: ignore[attr-defined]
 
 
 def test_a_claiming_block(db: Database) -> None:

@@ -17,7 +17,16 @@ from sqlqueue.worker.reports import Reports
 from tests.support.harness import Database
 from tests.support.models import Document, Job, Report, Seat, Task
 from tests.support.rows import PAST
-from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
+from tests.support.workers import (
+    BlockingHandler,
+    Workers,
+    by_id,
+    eventually,
+    raising,
+    statuses,
+    with_session,
+    without_session,
+)
 
 MINUTE = timedelta(minutes=1)
 HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e\nINFO all is well"
@@ -188,6 +197,44 @@ def test_control_characters_are_escaped_in_the_log(
     assert not {each for each in log.text if not each.isprintable()} - {"\n"}
     assert not [line for line in log.text.splitlines() if line.startswith("INFO all")]
     assert "\\x1b[2J\\x07\\r\\x9b31m\\u202e" in log.text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (TimeoutError(), "TimeoutError"),
+        (ValueError(" \n"), "ValueError"),
+        (Discard(""), "Discard"),
+        (" ", "(no message)"),
+    ],
+)
+def test_no_message_is_blank(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture, error: Exception | str, told: str
+) -> None:
+    sync_db.insert(Task, [{"id": 7}])
+    if isinstance(error, str):
+        with sync_db.begin() as actor:
+            actor.session.fail(actor.session.claim(Task), error)
+    else:
+        workers.serve(Task, raising(sync_db, error, session=False))
+        assert f" failed ({told}), " in the_end(log).getMessage()
+    assert eventually(lambda: by_id(sync_db, Task.error)[7]) == told
+
+
+def test_a_worker_that_stops_says_for_what_it_waits(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture, blocking: BlockingHandler
+) -> None:
+    sync_db.insert(Task, [{"id": 7}])
+    running = workers.serve(Task, without_session(sync_db, blocking), name="mailer", grace=timedelta(minutes=2))
+    blocking.wait_for(1)
+    running.worker.stop()
+    eventually(lambda: "worker mailer is stopping: waiting up to 2 min for 1 task: task 7\n" in log.text)
+    blocking.release()
+    running.stop()
+    second = workers.serve(Task, without_session(sync_db), name="second")
+    eventually(lambda: "worker second started" in log.text)
+    second.stop()
+    assert "worker second is stopping: no task is running" in log.text
 
 
 def test_a_worker_logs_its_start_and_stop(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:

@@ -74,8 +74,8 @@ def test_each_outcome_is_recorded_and_logged(
     assert (record.levelname, record.exc_info is not None) == (level, error is NO)
     assert error is not NO or "/worker/executor.py" in caplog.text, "frames are left out although it logs at DEBUG"
     assert not said or record.getMessage() == f"task 7: attempt {attempt + 1}/3 {said}"
-    facts = (record.queue, record.identity, record.attempt, record.outcome)
-    assert facts == ("Task", (7,), attempt + 1, outcome)
+    facts = (record.queue, record.key, record.attempt, record.outcome)
+    assert facts == ("task", "7", attempt + 1, outcome)
     eventually(all_are(db, status))
     task = load(db, Task, 7)
     assert (task.error, task.attempt) == (stored, attempt + 1)
