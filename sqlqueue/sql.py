@@ -46,6 +46,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from ._support.checks import text
 from ._support.errors import ArgumentError
 from ._support.private import cached_with, tables_in
+from ._support.texts import error_group, is_error_group
 from .queue.options import DUE, FINAL, AttemptOutcome, Status
 from .queue.spec import CACHE_SIZE, Criterion, Ordering, QueueSpec, StatementCache, Where, conjuncts
 
@@ -362,6 +363,18 @@ def is_abandoned(spec: QueueSpec) -> Criterion:
     return and_(has_come(spec), is_held(spec))
 
 
+def is_failing(spec: QueueSpec) -> Criterion:
+    """Return whether the row has an error, and has not been completed since."""
+    return and_(spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
+
+
+def is_in_error_group(spec: QueueSpec, key: str) -> Criterion:
+    """Return whether the row is failing, with an error of the group with this key: see :attr:`.ErrorGroup.key`."""
+    if is_error_group(key):
+        return and_(spec["error_group"] == key, is_failing(spec))
+    return and_(spec["error_group"].is_(None), spec["error"] == key, is_failing(spec))
+
+
 def is_exhausted(spec: QueueSpec) -> Criterion:
     """Return whether the last lease has ended and no attempts are left; never true of rows claimed by workers."""
     return and_(is_held(spec), *used_up(spec))
@@ -397,6 +410,13 @@ class UniqueBy:
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
     """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
     return update(spec.table).where(criterion).ordered_values(*assignments)
+
+
+def told(spec: QueueSpec, error: str | None) -> list[Assignment]:
+    """Return the assignments of a task's last error and its group, or of none."""
+    if error is None:
+        return [(spec["error"], null()), (spec["error_group"], null())]
+    return [(spec["error"], error), (spec["error_group"], error_group(error))]
 
 
 def remove(spec: QueueSpec, criterion: Criterion) -> Delete:

@@ -19,6 +19,13 @@ datetime_type = (
     .with_variant(oracle.TIMESTAMP(), "oracle")
 )
 
+unicode_12_type = (
+    sa.Unicode(length=12)
+    .with_variant(mysql.VARCHAR(charset="utf8mb4", length=12), "mariadb")
+    .with_variant(mysql.VARCHAR(charset="utf8mb4", length=12), "mysql")
+    .with_variant(sa.NVARCHAR(length=12), "oracle")
+)
+
 unicode_2000_type = (
     sa.Unicode(length=2000)
     .with_variant(mysql.VARCHAR(charset="utf8mb4", length=2000), "mariadb")
@@ -88,6 +95,7 @@ def upgrade() -> None:
         sa.Column("crashes", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("finished_at", datetime_type, nullable=True),
         sa.Column("error", unicode_2000_type, nullable=True),
+        sa.Column("error_group", unicode_12_type, nullable=True),
         sa.Column(
             "created_at", datetime_type, server_default=sa.text(utc_now[op.get_context().dialect.name]), nullable=False
         ),

@@ -77,7 +77,7 @@ def main(folder: Path) -> None:
         words = session.scalar(select(func.sum(Document.words)))
         print(f"{words or 0} words in {stats[Status.COMPLETED]} files, {stats.unfinished} files left")
         for error in session.errors(Document, Document.status == Status.DISCARDED):
-            print(f"{error.count} files could not be read: {error.message}")
+            print(f"{error.tasks} files could not be read: {error.message}")
     engine.dispose()
 
 

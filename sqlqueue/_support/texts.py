@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import csv
+import hashlib
 import io
 import logging
 import os
+import re
 import socket
 import traceback
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePath
 
 from sqlalchemy.exc import SQLAlchemyError, StatementError
@@ -130,6 +132,76 @@ def _described(error: BaseException) -> str:
     except Exception:  # the __str__ of an exception may itself raise
         return f"{name}: (its message is not available)"
     return f"{name}: {message}" if message.strip() else name
+
+
+# -- groups error texts: what differs from one failure to the next is replaced ----------------------------------------
+
+LONGEST_GROUP = 12
+"""The length of :func:`error_group`."""
+_LONGEST_PATTERN = 300
+_CLASS = re.compile(r"[A-Z]\w*(\.(\w+|<locals>))*(?=: |$)")
+"""The class of an exception, which may contain digits."""
+_ON_NAMES = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError")
+"""Python's own errors about names in the code, which they quote."""
+_QUOTED_NAME = re.compile(r"(['\"])[A-Za-z_]+(\.[A-Za-z_]+)*\1")
+_QUOTED = "'…'"
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_CLOCK = r"\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?(z|gmt|utc|[+-]\d\d:?\d\d))?"
+_VARYING = [
+    (placeholder, re.compile(varying, re.IGNORECASE))
+    for placeholder, varying in (
+        # the text may end within quotes, where it is too long to be stored
+        (_QUOTED, r"""(?<!\w)b?('[^']*('(?!\w)|…$)|"[^"]*("|…$)|`[^`]*(`|…$))|“[^”]*(”|…$)|«[^»]*(»|…$)"""),
+        ("<email>", r"(?<![\w.+%-])[\w.+%-]+@[\w-]+(\.[\w-]+)*"),
+        ("<uuid>", r"\b[\da-f]{8}-([\da-f]{4}-){3}[\da-f]{12}\b"),
+        (
+            "<date>",
+            r"\b((mon|tue|wed|thu|fri|sat|sun)[a-z]*,? )?"
+            rf"(\d{{4}}[-/]\d\d[-/]\d\d|\d\d?/\d\d?/\d{{4}}|\d\d?[ -]{_MONTH}[ -]\d{{4}}"
+            rf"|{_MONTH} \d\d?(,? \d{{4}})?(?![\d:]))([ t]{_CLOCK})?( \d{{4}})?\b",
+        ),
+        # an address of IPv6
+        ("<n>", r"(?<![\w:])(?=[\da-f:]*([a-f]|::))(?=[a-f:]*\d)[\da-f]{0,4}(:[\da-f]{0,4}){2,7}(?![\w:])"),
+        ("<time>", rf"(?<![\w.]){_CLOCK}\b"),
+        # hexadecimal and other tokens, like numbers: some of them have only digits
+        (
+            "<n>",
+            r"(?<![^\W_])(0x[\da-f]+|(?=[a-f]*\d)[\da-f]{6,}|[\da-f]{8,}|(?=[a-z]*\d)[\da-z]{16,})(?![^\W_])",
+        ),
+        ("<n>", r"((?<![^\s=(\[,])[-+])?\d+([.,]\d+)*(:\d+)*(e[-+]?\d+)?"),
+    )
+]
+
+
+def error_pattern(text: str) -> str:
+    """Return an error text with its varying parts replaced: numbers, hexadecimal and other identifiers, UUIDs, dates
+    and times, addresses, and quoted text.
+
+    ``"Refused: smtp-1 refused ada@example.org (1f6ffe72)"`` becomes ``"Refused: smtp-<n> refused <email> (<n>)"``.  The
+    class of an exception stays, and so do names that Python's own errors quote.  At most 300 characters are returned.
+    Never empty.
+    """
+    text = " ".join(text.split())
+    of_class = _CLASS.match(text)
+    name = "" if of_class is None else of_class[0]
+    rest = text[len(name) :]
+    for placeholder, varying in _VARYING:
+        if placeholder == _QUOTED and name in _ON_NAMES:
+            rest = varying.sub(lambda found: found[0] if _QUOTED_NAME.fullmatch(found[0]) else _QUOTED, rest)
+        else:
+            rest = varying.sub(placeholder, rest)
+    return f"{name}{rest}"[:_LONGEST_PATTERN] or "(no text)"
+
+
+@lru_cache(maxsize=256)
+def error_group(text: str) -> str:
+    """Return the fingerprint of error texts with the same :func:`error_pattern`."""
+    return hashlib.sha256(error_pattern(text).encode()).hexdigest()[:LONGEST_GROUP]
+
+
+def is_error_group(text: str) -> bool:
+    """Return whether ``text`` is a fingerprint."""
+    return re.fullmatch(f"[0-9a-f]{{{LONGEST_GROUP}}}", text) is not None
 
 
 # -- the library's loggers, which escape text from outside the library ------------------------------------------------

@@ -175,6 +175,12 @@ ErrorLike = Annotated[
     str | None,
     typer.Option("--error", metavar="LIKE", help="Only tasks whose error matches; % matches any text: 'Timeout%'."),
 ]
+InErrorGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--error-group", metavar="GROUP", help="Only tasks in this group of sqlqueue errors, which are not completed."
+    ),
+]
 Age = Annotated[
     timedelta | None,
     typer.Option(
@@ -196,6 +202,7 @@ class Filters:
     topic: Topic = None
     ids: Ids = None
     error: ErrorLike = None
+    error_group: InErrorGroup = None
     older_than: Age = None
     where: Equal = None
     abandoned: Abandoned = False

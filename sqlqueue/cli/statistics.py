@@ -16,7 +16,7 @@ from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ._options import Age, AsJson, Equal, Filters, Ids, Queues, Statuses, Topic, age
-from ._output import facts, pauses, print_json, print_table, refusal, say
+from ._output import complain, facts, pauses, print_json, print_table, refusal, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
 
@@ -253,18 +253,24 @@ def errors(
     exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a queue's failures grouped by error text, the most frequent first.
+    """Show a queue's failures in groups: those whose errors differ only in numbers, addresses, quoted text and the
+    like. The most frequent come first.
 
-        sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded
+        sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email
+        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error-group 3f9a1c20b7d4
 
-    With a HistoryMixin and without options that select tasks, each failed attempt in the history counts, whatever
-    became of its task. Otherwise each task that is not completed counts once, by its last error. "example" is the key
-    of one of the tasks, for sqlqueue show. Only the last 20,000 failures are counted, for tasks in the order of their
-    primary keys; if there are more, each figure has a +. --exact counts all.
+    "tasks" counts those that are not completed, by their last error: --error-group selects them in sqlqueue list,
+    retry, rerun, cancel and discard. "attempts" counts failed attempts, whatever became of their tasks, with a
+    HistoryMixin and without options that select tasks.
 
-    With --json: an array of objects with message, count, first_seen, last_seen (when attempts ended, or tasks were
-    claimed), example (null if the history has only a hash of its key), capped (whether count is a lower bound) and
-    attempts (whether attempts are counted, instead of tasks).
+    The last 20,000 attempts are read, and 20,000 tasks in each of three groups of states (available, otherwise
+    unfinished, final), of final ones the last. If there are more, a figure has a +. --exact reads all, however long it
+    takes.
+
+    With --json: an array of objects with key (for --error-group), pattern (what the errors have in common), message
+    (the newest one), tasks, attempts (null if not counted), functions (of function jobs), first_seen, last_seen (when
+    attempts ended, or tasks were claimed), example (the key of a task; null if the history has only its hash) and
+    capped (an array of the names of lower bounds).
 
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
@@ -272,26 +278,42 @@ def errors(
     filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
     cap = None if exact else LAST
     chosen = filters.criteria(spec)
-    found = queues.transact(lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)[:limit]
+    found = queues.transact(lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)
     if as_json:
-        print_json([_failed(group) for group in found])
+        print_json([_failed(group) for group in found[:limit]])
     elif found:
-        rows = [[_example(each) or "", _count(each), each.last_seen, each.message] for each in found]
-        print_table(
-            ["Example", "attempts" if found[0].attempts else "tasks", "last seen", "error"],
-            rows,
-            numbers=1,
-            keeps_lines=True,
-        )
-        if found[0].capped:
-            order = "" if found[0].attempts else " by primary key"
-            say(f"+ means at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")
+        _print_groups(found[:limit])
     else:
         say(f"{spec.name} has no such errors.")
+    if len(found) > limit:
+        rest = found[limit:]
+        complain(f"{len(rest):,} more groups, of {sum(each.tasks for each in rest):,} tasks: --limit shows them.")
 
 
-def _count(group: ErrorGroup) -> object:
-    return f"{group.count:,}+" if group.capped else group.count
+def _print_groups(found: Sequence[ErrorGroup]) -> None:
+    """Print a small table for each group, with one fact on a line: keys are whole, to be copied."""
+    for number, group in enumerate(found):
+        if number:
+            say("")
+        shown = {
+            "group": group.key,
+            "tasks": _at_least_of(group, "tasks"),
+            "attempts": _at_least_of(group, "attempts"),
+            "functions": ", ".join(group.functions),
+            "first": group.first_seen,
+            "last": group.last_seen,
+            "example": _example(group),
+            "newest": None if group.message == group.pattern else group.message,
+        }
+        rows = [(name, fact) for name, fact in shown.items() if fact not in (None, "")]
+        print_table(["error", group.pattern], rows, keeps_lines=True)
+    if found[0].capped:
+        say(f"+ means at least: only the last {LAST:,} in each group of states are read. --exact reads all.")
+
+
+def _at_least_of(group: ErrorGroup, name: str) -> str | None:
+    number = getattr(group, name)
+    return None if number is None else f"{number:,}{'+' if name in group.capped else ''}"
 
 
 def _example(group: ErrorGroup) -> str | None:
@@ -300,7 +322,7 @@ def _example(group: ErrorGroup) -> str | None:
 
 def _failed(group: ErrorGroup) -> dict[str, object]:
     return {
-        **facts(group, "message", "count", "first_seen", "last_seen"),
+        **facts(group, "key", "pattern", "message", "tasks", "attempts", "functions", "first_seen", "last_seen"),
         "example": _example(group),
-        **facts(group, "capped", "attempts"),
+        "capped": sorted(group.capped),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -49,21 +48,21 @@ async def _show_each(
     return respond(request, template, queues=list(zip(specs, found, strict=True)), **content)
 
 
-# -- the page of failures, grouped by their text ----------------------------------------------------------------------
+# -- the page of failures, in groups ----------------------------------------------------------------------------------
 
 GROUPS = 50
 """The maximum number of groups shown for each queue."""
-FAILURES = 10_000
-"""The maximum number of failures read from each queue."""
 
 
 async def show_errors(request: Request) -> Response:
     """Show the most frequent errors of each queue."""
-    return await _show_each(request, "errors.html", _read_errors, lifetime=10, most=FAILURES, scanned=SCAN)
+    return await _show_each(request, "errors.html", _read_errors, lifetime=10, scanned=SCAN)
 
 
-def _read_errors(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
-    return list(islice(operations.errors(session, spec.entity, cap=FAILURES, scan=SCAN), GROUPS))
+def _read_errors(session: Session, spec: QueueSpec) -> tuple[Sequence[ErrorGroup], int, int]:
+    """Return the groups to show, the number of others, and the number of their tasks."""
+    found = operations.errors(session, spec.entity, cap=SCAN)
+    return found[:GROUPS], len(found[GROUPS:]), sum(group.tasks for group in found[GROUPS:])
 
 
 # -- the pages of outboxes and of pipelines: the figures of queues of one kind, in all and by stage -------------------

@@ -145,7 +145,7 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------
 
 ABANDONED = "abandoned"
-_TEXTS = ("search", "status", "topic", "key", "error", "message", "older", "newer", "since", "until")
+_TEXTS = ("search", "status", "topic", "key", "error", "error_group", "older", "newer", "since", "until")
 Query = QueryParams | MultiDict
 
 
@@ -161,8 +161,8 @@ class Filter:
     key: str = ""
     error: str = ""
     """Text that the error contains."""
-    message: str = ""
-    """The whole text of the error."""
+    error_group: str = ""
+    """The key of an :class:`.ErrorGroup`."""
     older: str = ""
     """A duration: only tasks created longer ago than this."""
     newer: str = ""
@@ -212,6 +212,7 @@ class Filter:
             topic=self.topic or None,
             ids=[self.key] if self.key else None,
             error=_contains(self.error) if self.error else None,
+            error_group=self.error_group or None,
             older_than=age(self.older) if self.older else None,
             newer_than=age(self.newer) if self.newer else None,
             since=moment(self.since) if self.since else None,
@@ -219,9 +220,8 @@ class Filter:
             equal=self.equal,
             abandoned=self.is_of_abandoned,
         )
-        whole = [spec["error"] == self.message] if self.message else []
         searched = [containing(spec, self.search, self.columns)] if self.search else []
-        return [*rows, *whole, *searched]
+        return [*rows, *searched]
 
 
 def _contains(text: str) -> str:

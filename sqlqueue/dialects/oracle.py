@@ -333,7 +333,7 @@ _UNICODE = ("AL32UTF8", "UTF8", "UTFE")
 """The character sets of databases that can store all texts."""
 _CLAIMED = ("status", "available_at", "attempt", "max_attempts", "claimed_by", "claimed_at", "claim_token", "crashes")
 """The roles of the columns that a claim writes."""
-_SETTLED = ("finished_at", "error")
+_SETTLED = ("finished_at", "error", "error_group")
 _IS_CLUSTER = text(
     "BEGIN :clustered := CASE WHEN sys.dbms_utility.is_cluster_database THEN 1 ELSE 0 END; END;"
 ).bindparams(outparam("clustered", Integer()))

@@ -46,6 +46,7 @@ from ..sql import (
     raised,
     remove,
     state,
+    told,
     uncounted,
     utcnow,
     write,
@@ -326,7 +327,7 @@ def _moved(fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -
         moves = ([literal(each, on.type) for each in move] for move in next_stages(spec).items())
         on = case(*((before, after) for before, after in moves), value=on, else_=on)
     stays = [] if again is None else [(again, spec["stage"])]
-    forgotten: list[Assignment] = [(spec["error"], case((lives, null()), else_=spec["error"]))]
+    forgotten = [(spec[role], case((lives, null()), else_=spec[role])) for role in ("error", "error_group")]
     return [
         *(() if failed else forgotten),
         (spec["attempts_before"], case((lives, fence.attempt), else_=spec["attempts_before"])),
@@ -376,9 +377,9 @@ def finish_assignments(
     A task continues if it was enqueued again while it ran, or moves to another stage.
     """
     spec, lives = fence.spec, lives_on(fence, status, stage)
-    told: list[Assignment] = [] if error is None else [(spec["error"], error)]
+    reason = [] if error is None else told(spec, error)
     if lives is None:
-        return [*end_assignments(spec, status), *told, *fence.written()]
+        return [*end_assignments(spec, status), *reason, *fence.written()]
     return [
         *freed_key(spec, ~lives),
         (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
@@ -386,7 +387,7 @@ def finish_assignments(
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
         (spec["max_attempts"], case((lives, fence.fresh_budget), else_=spec["max_attempts"])),
         clear_crashes(spec) if status is not Status.DISCARDED else clear_crashes(spec, lives),
-        *told,
+        *reason,
         *_moved(fence, lives, stage, failed=error is not None),
         *fence.written(),
     ]

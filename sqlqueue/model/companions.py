@@ -13,6 +13,7 @@ from sqlalchemy.sql.elements import conv
 
 from .._support.errors import ConfigurationError
 from .._support.processes import LONGEST_BIRTH
+from .._support.texts import LONGEST_GROUP
 from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
 from ..queue.options import HistoryOptions
 from ..queue.spec import QueueSpec, index_name
@@ -145,6 +146,7 @@ def _history_columns() -> dict[str, dict[str, Any]]:
         "finished_at": {"type_": timestamp_type(), "server_default": utcdefault(), **required},
         "outcome": {"type_": String(16), **required},
         "error": {"type_": error_type(), "nullable": True},
+        "error_group": {"type_": text_type(LONGEST_GROUP), "nullable": True},
         "traceback": {"type_": long_text_type(), "nullable": True},
     }
 
@@ -179,6 +181,8 @@ class HistoryMixin(CompanionMixin):
         outcome: Mapped[str]
         """The :class:`.AttemptOutcome`."""
         error: Mapped[str | None]
+        error_group: Mapped[str | None]
+        """The fingerprint of ``error``, see :class:`.ErrorGroup`."""
         traceback: Mapped[str | None]
         """The application's frames, without local variables."""
 

@@ -31,6 +31,7 @@ from sqlalchemy.sql.elements import SQLCoreOperations, conv
 from .._support import checks
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ConfigurationError
+from .._support.texts import LONGEST_GROUP
 from ..dialects import adapter_for, error_type, index_options, text_type, timestamp_type
 from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kinds_of
 from ..queue.options import QueueOptions, Status
@@ -87,6 +88,7 @@ COLUMNS: dict[str, ColumnMaker] = {
     "crashes": lambda _: counter(),
     "finished_at": lambda _: optional(timestamp_type()),
     "error": lambda _: optional(error_type()),
+    "error_group": lambda _: optional(text_type(LONGEST_GROUP)),
     "created_at": _moment,
 }
 """The columns of every queue; kinds declare theirs in :attr:`.Kind.columns`."""
@@ -466,6 +468,9 @@ class QueueMixin:
         """The time when the row became final; ``None`` in final rows from before the table became a queue."""
         error: Mapped[str | None]
         """The text of the last failure."""
+        error_group: Mapped[str | None]
+        """The fingerprint of ``error``, the same for texts that differ only in numbers, addresses, quoted text and the
+        like, see :class:`.ErrorGroup`; ``None`` if another program has stored the error."""
         created_at: Mapped[datetime]
         """The time of the insert."""
 

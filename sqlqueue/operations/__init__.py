@@ -5,14 +5,12 @@ from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_in_turns, claim_many, claiming, consume, consume_many
 from .control import Limit, Pause, limits, pause, paused, resume, set_limit
 from .enqueueing import OnConflict, enqueue
+from .error_groups import LAST, ErrorGroup, errors, in_error_group
 from .history import (
-    LAST,
     Bucket,
     Durations,
-    ErrorGroup,
     PastAttempt,
     count_old_attempts,
-    errors,
     history,
     indexed_timeline,
     prune_history,
@@ -76,6 +74,7 @@ __all__ = [
     "find",
     "heartbeat",
     "history",
+    "in_error_group",
     "limits",
     "overview",
     "pause",

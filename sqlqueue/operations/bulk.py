@@ -38,6 +38,7 @@ from ..sql import (
     remove,
     same_key,
     state,
+    told,
     utcnow,
     write,
 )
@@ -179,7 +180,7 @@ def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limi
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
-    values = [*end_assignments(spec, Status.DISCARDED), (spec["error"], text)]
+    values = [*end_assignments(spec, Status.DISCARDED), *told(spec, text)]
     discard = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.DISCARDED, text))
     return _end_limited(session, spec, where, discard, limit)
 
@@ -263,7 +264,7 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
             break
         claims = last_claims(adapter, session, spec, adapter.rows.key_in(spec, keys))
         fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
-        mine, others = schedule_next_runs(fenced, [(spec["error"], CRASHED)])
+        mine, others = schedule_next_runs(fenced, told(spec, CRASHED))
         others.write(values)
         record(adapter, session, claims, AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
         rescued += len(mine)

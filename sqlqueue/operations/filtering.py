@@ -20,7 +20,7 @@ from .._support import checks
 from .._support.errors import ArgumentError
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql import is_abandoned, state, utcnow
+from ..sql import is_abandoned, is_in_error_group, state, utcnow
 
 # -- parsers of user input: durations, keys and column values ---------------------------------------------------------
 
@@ -130,6 +130,7 @@ def criteria(
     topic: str | None = None,
     ids: Sequence[str] | None = None,
     error: str | None = None,
+    error_group: str | None = None,
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
     since: datetime | None = None,
@@ -146,6 +147,7 @@ def criteria(
         *([_topic(spec, topic)] if topic is not None else []),
         *([of_keys(spec, ids)] if ids else []),
         *([spec["error"].like(error)] if error is not None else []),
+        *([is_in_error_group(spec, error_group)] if error_group is not None else []),
         *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
         *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
         *([spec["created_at"] >= since] if since is not None else []),

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Executable, and_, cast, null, select
 from sqlalchemy.orm import Session
 
 from .._support.errors import Claim
-from .._support.texts import UNREADABLE, error_text, key_text, logger_of, storable, traceback_text
+from .._support.texts import UNREADABLE, error_group, error_text, key_text, logger_of, storable, traceback_text
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
 from ..lifecycle.transitions import end_assignments, planned_run, restored_key, takeover_assignments
@@ -27,7 +27,7 @@ from ..model.declaration import LONGEST_KEY
 from ..queue.options import AttemptOutcome, HistoryOptions, Status
 from ..queue.retries import RetryPolicy, checked_delay, delay_after, policy_for
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
+from ..sql import REACH, Assignment, is_held, raised, representable, state, told, uncounted, utcnow, write
 from ..transaction import ledger_of
 
 R = TypeVar("R")
@@ -218,6 +218,7 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], end: Att
         "queue": spec.name,
         "outcome": end.outcome.value,
         "error": end.error,
+        "error_group": None if end.error is None else error_group(end.error),
         "traceback": stored_traceback(end.traceback, history.options),
     }
     different: dict[str, Sequence[Any]] = {
@@ -369,7 +370,7 @@ def _write(
         ended = last_claims(adapter, session, spec, named if claimed else and_(named, is_held(spec)))
         record(adapter, session, ended, AttemptRecord(outcome, aside.error) if claimed else ABANDONED)
     values: list[Assignment] = [
-        (spec["error"], aside.error),
+        *told(spec, aside.error),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]

@@ -10,7 +10,7 @@ from datetime import datetime, tzinfo
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Column, Row, Select, and_, insert, literal_column, null, or_, select
+from sqlalchemy import Column, Row, Select, and_, insert, literal_column, or_, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import SQLCoreOperations
 
@@ -25,7 +25,7 @@ from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Missed, Schedule, is_same, next_run, parse, text_of, zone_of
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import Assignment, UTCDateTime, is_final, is_held, only, representable, utcnow
+from ..sql import Assignment, UTCDateTime, is_final, is_held, only, representable, told, utcnow
 from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
@@ -223,7 +223,8 @@ def _next_runs(missed: Missed, row: Mapping[str, Any]) -> Iterator[datetime]:
 # -- a validated declaration of recurring tasks: the key that identifies them, and their values -----------------------
 
 _WRITTEN_BY_THE_QUEUE = (
-    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "crashes", "finished_at", "error", "created_at"),
+    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "crashes", "finished_at", "created_at"),
+    *("error", "error_group"),
 )
 Values = dict[str, Any]
 """Values by column name."""
@@ -441,7 +442,7 @@ class _Declaring:
             if row[error] != NOT_DECLARED:
                 return "stopped"
             ended = and_(mine, error == NOT_DECLARED, or_(is_final(spec), schedule.is_(None)))
-            changes |= {schedule: text, error: null()}
+            changes |= {schedule: text, **dict(told(spec, None))}
             return "created" if self._plan(ended, text, changes) else None
         if not changes:
             return "unchanged"
@@ -466,7 +467,7 @@ class _Declaring:
     def _remove(self, identity: Identity) -> ScheduleChange | None:
         spec = self._spec
         mine = and_(only(spec, self._declaration.is_row(identity)), ~is_final(spec), spec["schedule"].is_not(None))
-        return "removed" if stop(self._session, spec, mine, [(spec["error"], NOT_DECLARED)]) else None
+        return "removed" if stop(self._session, spec, mine, told(spec, NOT_DECLARED)) else None
 
     def _missing(self, removable: Criterion) -> set[Identity]:
         """Return the keys of recurring tasks that are not declared."""

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
-from sqlalchemy import and_, literal_column, null
+from sqlalchemy import and_, literal_column
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state, set_committed_value
@@ -18,7 +18,7 @@ from sqlalchemy.orm.util import identity_key
 
 from .._support.checks import check_json, duration
 from .._support.errors import ArgumentError, Claim, ClaimLostError, IllegalTransitionError
-from .._support.texts import ascii_text, error_text
+from .._support.texts import ascii_text, error_group, error_text
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..kinds.recurring import schedule_next_runs
@@ -39,7 +39,7 @@ from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql import LARGEST, Assignment, is_available, leased
+from ..sql import LARGEST, Assignment, is_available, leased, told
 from ..transaction import Access, AnySession, HeldClaim, announce, held_claims_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
@@ -95,7 +95,7 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
             _check_completion(spec, result, stage)
         values: list[Assignment] = [] if result is None else [(spec["result"], result)]
         key = ("completed", stage) if result is None else None
-        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], null()), *values])
+        going_on, fenced = schedule_next_runs(fenced, [*told(spec, None), *values])
         fence = fenced.fence
         gone, lives = set[Identity](), None
         if spec.options.on_complete == "delete":
@@ -157,7 +157,7 @@ def failed(
         spec = fenced.fence.spec
         policy = policy_for(spec.options.retry, cause)
         gives_up = policy is None and retry_in is None
-        going_on, fenced = schedule_next_runs(fenced, [(spec["error"], error)], spent=not gives_up)
+        going_on, fenced = schedule_next_runs(fenced, told(spec, error), spent=not gives_up)
         spent = {*last, *_last(fenced)}
         numbers = _tries(spec, [claim for claim in fenced.claims if claim not in spent])
         if retry_in is not None:
@@ -166,7 +166,7 @@ def failed(
             delays = {number: delay_after(policy, number, spec.entity.__name__) for number in numbers}
         else:
             return going_on | fenced.write(finish_assignments(fenced.fence, Status.DISCARDED, error=error))
-        values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], error)]
+        values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), *told(spec, error)]
         return going_on | fenced.write(values)
 
     def shows(spec: QueueSpec, shown: Shown) -> Shown | None:
@@ -174,12 +174,12 @@ def failed(
             return None
         gives_up = retry_in is None and policy_for(spec.options.retry, cause) is None
         if not gives_up and shown["attempt"] < shown["max_attempts"]:
-            return {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": error}
+            return {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0} | _told(error)
         if spec.recurs:
             return None
         # a failure after the last attempt clears the suspicion, which giving up at once does not
         crashes = {} if gives_up else {"crashes": 0}
-        return _final(spec, shown, Status.DISCARDED) | {"error": error} | crashes
+        return _final(spec, shown, Status.DISCARDED) | _told(error) | crashes
 
     record = AttemptRecord(AttemptOutcome.FAILED, error, traceback)
     return Settlement(write=write, record=record, status=Status.RETRYABLE, shows=shows)
@@ -208,7 +208,7 @@ def discarded(error: str, *, traceback: Traceback = None) -> Settlement:
         write=_update(lambda fence: finish_assignments(fence, Status.DISCARDED, error=error)),
         record=AttemptRecord(AttemptOutcome.DISCARDED, error, traceback),
         status=Status.DISCARDED,
-        shows=lambda spec, shown: _final(spec, shown, Status.DISCARDED) | {"error": error},
+        shows=lambda spec, shown: _final(spec, shown, Status.DISCARDED) | _told(error),
     )
 
 
@@ -216,7 +216,7 @@ def discarded_after_crashes(error: str) -> Settlement:
     """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        going_on, fenced = schedule_next_runs(fenced, [(fenced.fence.spec["error"], error)])
+        going_on, fenced = schedule_next_runs(fenced, told(fenced.fence.spec, error))
         return going_on | discarding.write(fenced)
 
     discarding = discarded(error)
@@ -248,16 +248,20 @@ def _final(spec: QueueSpec, shown: Shown, status: Status) -> dict[str, Any]:
     return final
 
 
+def _told(error: str) -> dict[str, Any]:
+    return {"error": error, "error_group": error_group(error)}
+
+
 def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
     """Postpone tasks, without counting the attempt.  ``error``: because of which they are postponed, if it was one."""
 
     def assignments(fence: Fence) -> Sequence[Assignment]:
         back = release_assignments(fence, delay)
-        return back if error is None else [*back, (fence.spec["error"], error)]
+        return back if error is None else [*back, *told(fence.spec, error)]
 
     def shows(spec: QueueSpec, shown: Shown) -> Shown:
         back = _handed_back(shown, Status.SCHEDULED)
-        return back if error is None else back | {"error": error}
+        return back if error is None else back | _told(error)
 
     record = AttemptRecord(AttemptOutcome.SNOOZED, error)
     return Settlement(write=_update(assignments), record=record, status=Status.SCHEDULED, shows=shows)
@@ -289,7 +293,7 @@ def released_after_crash(error: str) -> Settlement:
     """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
     return Settlement(
         write=_update(
-            lambda fence: [*return_assignments(fence, suspect_crashes(fence.spec)), (fence.spec["error"], error)]
+            lambda fence: [*return_assignments(fence, suspect_crashes(fence.spec)), *told(fence.spec, error)]
         ),
         record=AttemptRecord(AttemptOutcome.CRASHED, error),
         status=Status.AVAILABLE,

@@ -34,6 +34,7 @@ from ..sql import (
     present_status,
     representable,
     state,
+    told,
     utcnow,
     write,
 )
@@ -165,7 +166,7 @@ def _suspect_locked(
     adapter: Adapter, session: Session, spec: QueueSpec, started: Sequence[Started], text: str
 ) -> list[Claim]:
     """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim."""
-    values = [(spec["crashes"], spec["crashes"] + literal_column("1")), (spec["error"], text)]
+    values = [(spec["crashes"], spec["crashes"] + literal_column("1")), *told(spec, text)]
     changed: list[Identity] = []
     for some in adapter.rows.batches(spec, [each.identity for each in started]):
         unfinished = adapter.rows.key_in(spec, some) & ~is_final(spec)

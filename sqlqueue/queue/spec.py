@@ -57,6 +57,7 @@ QUEUE_ROLES = (
     "crashes",
     "finished_at",
     "error",
+    "error_group",
     "created_at",
 )
 """The columns of ``QueueMixin``, by the names they have unless the model renames them."""

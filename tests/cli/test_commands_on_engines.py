@@ -77,7 +77,7 @@ def test_stats_of_now_and_over_time(sync_db: Database) -> None:
 def test_errors_and_an_example(sync_db: Database) -> None:
     sync_db.insert(Seat, [{"line": "a", "number": n, "error": "Timeout: x", **FAILED} for n in (1, 2)])
     (group,) = told(sync_db, "errors", "--json", "--status", "discarded", target="Seat")
-    assert (group["message"], group["count"], group["example"]) == ("Timeout: x", 2, "a,2")
+    assert (group["message"], group["tasks"], group["example"]) == ("Timeout: x", 2, "a,2")
     seat = told(sync_db, "show", group["example"], "--json", target="Seat")
     assert (seat["queue"], seat["key"], seat["columns"]) == ("seat", "a,2", {"line": "a", "number": 2})
     assert (seat["status"], seat["attempt"], seat["error"]) == ("discarded", 3, "Timeout: x")
@@ -137,7 +137,7 @@ def test_cancel_and_discard(sync_db: Database) -> None:
     assert told(sync_db, "discard", "--yes", "--reason", "a mistake") == "2 tasks of task are discarded.\n"
     assert states(sync_db) == {(1,): "discarded", (2,): "cancelled", (3,): "discarded", (4,): "cancelled"}
     (group,) = told(sync_db, "errors", "--json")
-    assert (group["message"], group["count"]) == ("a mistake", 2)
+    assert (group["message"], group["tasks"]) == ("a mistake", 2)
 
 
 def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:

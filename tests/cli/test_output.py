@@ -12,11 +12,13 @@ import pytest
 from sqlalchemy import func
 from typer.testing import CliRunner
 
+from sqlqueue._support.texts import error_group
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
 from tests.support.models import Chore, Mail, Seat, Task
 
+TIMEOUT = "Timeout: [red]x[/]\x1b[31m\n  in line 2"
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
 
 
@@ -54,11 +56,11 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert heading.split()[1:4] == ["available", "running", "discarded"]
     assert figures.split()[1:4] == ["1", "0", "3"]
     assert json.loads(out("stats", "--json"))[0]["capped"][-1] == "total"
-    _, figures, note = out("errors").splitlines()
-    assert figures.split()[1] == "2+"
+    *facts, note = out("errors").splitlines()
+    assert "tasks 1+" in map(" ".join, map(str.split, facts))
     assert note.startswith("+ means at least:")
-    assert json.loads(out("errors", "--json"))[0]["capped"] is True
-    assert out("errors", "--exact").splitlines()[1].split()[1] == "3"
+    assert json.loads(out("errors", "--json"))[0]["capped"] == ["tasks"]
+    assert "tasks    3" in out("errors", "--exact").splitlines()
 
 
 def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +105,25 @@ def test_stats_over_time(url: str) -> None:
 
 
 def test_list_and_errors_print_tables(url: str) -> None:
-    put(url, Mail, {**FAILED, "error": "Timeout: [red]x[/]\x1b[31m\n  in line 2"}, {"topic": "news"})
+    put(url, Mail, {**FAILED, "error": TIMEOUT, "error_group": error_group(TIMEOUT)}, {"topic": "news"})
     assert out("list", model="Mail").splitlines() == [
         "Key  status     topic    attempt     available at          error",
         f"2    available  news     0 (5 left)  {_moment(url)}",
         "1    discarded  default  3           2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m…",
     ]
     assert out("errors", model="Mail").splitlines() == [
-        "Example  tasks  last seen             error",
-        "1            1  2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
-        "                                        in line 2",
+        "error    Timeout: [red]x[/]\\x1b[<n>m in line <n>",
+        f"group    {error_group(TIMEOUT)}",
+        "tasks    1",
+        "first    2020-01-01 00:00:00Z",
+        "last     2020-01-01 00:00:00Z",
+        "example  1",
+        "newest   Timeout: [red]x[/]\\x1b[31m",
+        "           in line 2",
     ]
+    put(url, Mail, *[{**FAILED, "error": f"{word} down"} for word in "ab"])
+    found = run("errors", "--limit", "1", model="Mail")
+    assert (found.stdout.count("group "), found.stderr) == (1, "2 more groups, of 2 tasks: --limit shows them.\n")
 
 
 def _moment(url: str) -> str:

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, AsyncQueueSession
 from sqlqueue._support.errors import WorkerTokens
+from sqlqueue._support.texts import error_group
 from sqlqueue.dashboard import Dashboard
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
@@ -127,10 +128,10 @@ def test_an_action_on_a_selection(app: TestClient, sessions: sessionmaker[Any]) 
 
 
 def test_an_action_on_all_that_match(app: TestClient, sessions: sessionmaker[Any]) -> None:
-    filter = {"scope": "filter", "message": ERROR}
+    filter = {"scope": "filter", "error_group": error_group(ERROR)}
     assert "<b>5</b> tasks will be changed: 5 discarded" in app.get("/queue/email/confirm/retry", params=filter).text
     done = app.post("/queue/email/retry", data=filter).text
-    assert f"retry email where message = {ERROR}. 5 of 5 tasks changed" in re.sub(r"\s+", " ", done)
+    assert f"retry email where error_group = {error_group(ERROR)}. 5 of 5 tasks changed" in re.sub(r"\s+", " ", done)
     assert sorted(states(sessions).values()).count("discarded") == 1
     app.post("/queue/email/run-now", data={"scope": "filter"})
     assert "retryable" not in states(sessions).values()

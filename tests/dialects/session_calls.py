@@ -166,7 +166,7 @@ def sets() -> Iterator[tuple[str, Call]]:
     yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
     yield "Task.errors", lambda s: s.errors(Task)
     yield "Seat.errors", lambda s: s.errors(Seat)
-    yield "Task.errors(scan)", lambda s: s.errors(Task, scan=100)
+    yield "Task.errors(None)", lambda s: s.errors(Task, cap=None)
     yield "Task.page(state)", lambda s: page(s, Task, status=Status.RUNNING)
     yield "Task.page(where)", lambda s: page(s, Task, Task.number == 7, before=(7,))
     yield "Task.page(sorted)", lambda s: page(s, Task, status=Status.AVAILABLE, order=newest(Task), after=(7,))

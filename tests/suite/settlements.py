@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sqlqueue._support.texts import error_group
+
 SOON = timedelta(minutes=2)
 
 
@@ -29,11 +31,21 @@ class Settling:
         return "-".join([self.name, *(type(argument).__name__ for argument in self.arguments)])
 
 
+def told(error: str) -> dict[str, Any]:
+    """Return the columns that show an error."""
+    return {"error": error, "error_group": error_group(error)}
+
+
 BACK = {"claimed_by": None, "claimed_at": None, "max_attempts": 4}
 SETTLINGS = {
     "complete": Settling("complete", (), {"status": "completed"}, final=True),
-    "fail": Settling("fail", ("no",), {"status": "retryable", "error": "no"}, after=timedelta(seconds=10)),
-    "discard": Settling("discard", ("no",), {"status": "discarded", "error": "no"}, final=True),
+    "fail": Settling(
+        "fail",
+        ("no",),
+        {"status": "retryable", **told("no")},
+        after=timedelta(seconds=10),
+    ),
+    "discard": Settling("discard", ("no",), {"status": "discarded", **told("no")}, final=True),
     "cancel": Settling("cancel", (), {"status": "cancelled"}, final=True),
     "release": Settling("release", (), {"status": "available", **BACK}),
     "snooze": Settling("snooze", (SOON,), {"status": "scheduled", **BACK}, after=SOON),
@@ -41,11 +53,11 @@ SETTLINGS = {
 }
 """Every call; the changes are those of a new `Task`."""
 ENDINGS = [name for name in SETTLINGS if name != "heartbeat"]
-FAILED = {"status": "retryable", "error": "ValueError: no"}
+FAILED = {"status": "retryable", **told("ValueError: no")}
 VARIANTS = [
     *SETTLINGS.values(),
     Settling("fail", (ValueError("no"),), FAILED, after=timedelta(seconds=10)),
-    Settling("fail", ("no", SOON), {"status": "retryable", "error": "no"}, after=SOON),
+    Settling("fail", ("no", SOON), {"status": "retryable", **told("no")}, after=SOON),
     Settling("heartbeat", (SOON,), {}, after=SOON),
 ]
 every_call = pytest.mark.parametrize("call", SETTLINGS)

@@ -126,9 +126,9 @@ def test_errors(db: Database) -> None:
     with db.begin() as session:
         first, second = session.errors(Seat)
         (only,) = session.errors(Seat, Seat.status == "retryable")
-    assert (first.message, first.count, first.example) == ("b", 2, ("c", -3))
+    assert (first.message, first.tasks, first.example) == ("b", 2, ("c", -3))
     assert (first.first_seen, first.last_seen) == (PAST + timedelta(days=2), PAST + timedelta(days=3))
-    assert (second.message, second.count, second.example, only.message) == ("a", 1, ("a", -1), "a")
+    assert (second.message, second.tasks, second.example, only.message) == ("a", 1, ("a", -1), "a")
 
 
 # -- renamed, inheriting, plain sessions -------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_renamed_columns(db: Database) -> None:
     db.insert(Order, [{"id": 4, "status": "paid", **crashed}])
     with db.begin() as session:
         assert session.rescue(Order) == 1
-        assert [(each.message[:7], each.count) for each in session.errors(Order)] == [("no", 2), ("crashed", 1)]
+        assert [(each.message[:7], each.tasks) for each in session.errors(Order)] == [("no", 2), ("crashed", 1)]
         assert session.retry(Order, Order.status == "paid", Order.queue_status == "discarded") == 2
         assert session.cancel(Order, Order.id == 2) == 1
         assert session.stats(Order).unfinished == 2
@@ -164,7 +164,7 @@ def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
     with db.begin() as session:
         assert session.stats(Reminder).total == 2
         assert session.stats(Notice).total == 3
-        assert session.errors(Reminder)[0].count == 2
+        assert session.errors(Reminder)[0].tasks == 2
         assert session.retry(Reminder, Reminder.about == "milk") == 1
         assert session.cancel(Reminder) == 1
         assert session.prune(Reminder, timedelta(0)) == 2

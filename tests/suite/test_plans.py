@@ -215,7 +215,7 @@ PAGES: Mapping[str, Call] = {
     ),
     "overview": lambda session, model: session.overview(model, cap=READY, scan=READY),
     "stats by error": lambda session, model: session.stats(model, model.error == "no", cap=READY, scan=READY),
-    "errors": lambda session, model: session.errors(model, cap=READY, scan=READY),
+    "errors": lambda session, model: session.errors(model, cap=READY),
 }
 OF_TOPIC: Mapping[str, Call] = {
     "claim ready tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY),

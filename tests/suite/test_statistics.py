@@ -147,14 +147,14 @@ def test_errors_of_the_last_failures(db: Database) -> None:
     with db.begin() as session:
         last, everything = session.errors(Task, cap=3), session.errors(Task, cap=6)
         assert session.errors(Task, cap=None) == everything
-    assert [(group.message, group.count, group.example, group.capped) for group in last] == [
-        ("b", 2, (4,), True),
-        ("c", 1, (5,), True),
+    assert [(group.message, group.tasks, group.example, group.capped) for group in last] == [
+        ("b", 2, (4,), {"tasks"}),
+        ("c", 1, (5,), {"tasks"}),
     ]
-    assert [(group.message, group.count, group.capped) for group in everything] == [
-        ("a", 2, False),
-        ("b", 2, False),
-        ("c", 1, False),
+    assert [(group.message, group.tasks, group.capped) for group in everything] == [
+        ("a", 2, set()),
+        ("b", 2, set()),
+        ("c", 1, set()),
     ]
 
 
@@ -168,7 +168,7 @@ def test_a_criterion_is_evaluated_for_a_limited_number_of_rows(sync_db: Database
     odd = model.error == "odd 1"
     with sync_db.begin() as session:
         some, all_of_them = session.stats(model, odd, scan=4), session.stats(model, odd, scan=99)
-        last, everything = session.errors(model, scan=4), session.errors(model, scan=99)
+        last, everything = session.errors(model, cap=4), session.errors(model, cap=99)
         looked_over = session.overview(model, odd, scan=4)
     assert (all_of_them["discarded"], all_of_them["scheduled"], all_of_them.capped) == (5, 2, frozenset())
     assert 1 <= some["discarded"] <= 2
@@ -178,12 +178,12 @@ def test_a_criterion_is_evaluated_for_a_limited_number_of_rows(sync_db: Database
         some.counts,
         {"finished_last_minute", "finished_last_hour"},
     )
-    assert [(group.message, group.count, group.capped) for group in everything] == [
-        ("odd 1", 7, False),
-        ("odd 0", 5, False),
+    assert [(group.message, group.tasks, group.capped) for group in everything] == [
+        ("odd 1", 7, set()),
+        ("odd 0", 5, set()),
     ]
-    assert all(group.capped for group in last)
-    assert sum(group.count for group in last) < 12
+    assert all(group.capped == {"tasks"} for group in last)
+    assert sum(group.tasks for group in last) < 12
 
 
 @pytest.mark.parametrize("call", ["stats", "overview", "errors"])

@@ -14,6 +14,7 @@ from sqlqueue import (
     ConstantBackoff,
     HistoryMixin,
     HistoryOptions,
+    JobMixin,
     LimitMixin,
     PastAttempt,
     QueueMixin,
@@ -83,6 +84,13 @@ class Boat(LimitMixin, Base):
 
 class Cable(OutboxMixin, Base):
     __tablename__ = "past_cable"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Errand(JobMixin, Base):
+    __tablename__ = "past_errand"
+    __queue__ = QueueOptions(retry=AT_ONCE)
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 

@@ -281,7 +281,7 @@ class Display:
             table.add_row(name, number, remark)
         self.output.print(table)
         for group in tally.errors[:_SHOWN_ERRORS]:
-            self.say(f"{group.count} failed: {group.message}")
+            self.say(f"{group.tasks} failed: {group.message}")
 
 
 def _plain(text: str) -> Text:
