@@ -257,7 +257,7 @@ def errors(
     like. The most frequent come first.
 
         sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email
-        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error-group 3f9a1c20b7d4
+        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error-group 2cfd2c4546ee
 
     "tasks" counts those that are not completed, by their last error: --error-group selects them in sqlqueue list,
     retry, rerun, cancel and discard. "attempts" counts failed attempts, whatever became of their tasks, with a
