@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
+from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError, StatementError
 
@@ -258,6 +259,16 @@ def traceback_text(error: BaseException, *, whole: bool = False) -> str:
             each.stack[:] = [frame for frame in each.stack if _owner(frame.filename) in (None, application)]
     messages = {line for each in chain for line in each.format_exception_only()}
     return "\n".join(readable(part[:-1], lines=part not in messages) for part in told.format())
+
+
+def stack_text(frame: FrameType) -> str:
+    """Return the stack of a running frame, escaped, from the application's function on that the library has called."""
+    stack = traceback.extract_stack(frame)
+    owners = [_owner(each.filename) for each in stack]
+    library = owners.index("sqlqueue") if "sqlqueue" in owners else len(owners)
+    called = (n for n, owner in enumerate(owners) if n > library and owner not in {*_LIBRARIES, _PYTHON})
+    lines = traceback.format_list(stack[next(called, 0) :])
+    return readable("Stack (most recent call last):\n" + "".join(lines).rstrip(), lines=True)
 
 
 def clear_frames(error: BaseException) -> None:

@@ -124,6 +124,11 @@ MaxMemory = Annotated[
     ),
 ]
 
+ReplaceStalled = Annotated[
+    bool,
+    typer.Option("--replace-stalled", help="Kill and replace a process whose event loop stands still for 30 seconds."),
+]
+
 AppVersion = Annotated[
     str | None,
     typer.Option("--app-version", metavar="TEXT", help="The application's version, shown by sqlqueue workers."),
@@ -140,6 +145,7 @@ def work(
     log_format: Format = None,
     max_tasks: MaxTasks = None,
     max_memory: MaxMemory = None,
+    replace_stalled: ReplaceStalled = False,
     app_version: AppVersion = None,
 ) -> None:
     """Run a worker: claim tasks and call their handlers, until stopped.
@@ -165,6 +171,10 @@ def work(
     json writes one object a line. If the module of the worker configures logging, all of it is left to the application,
     except for a level that is given here.
 
+    A process whose event loop stands still, because a coroutine blocks it, says so in its log, with the stack. It
+    claims nothing, and keeps the tasks that it holds. With --replace-stalled, it is killed after 30 seconds, and
+    replaced like one that has died, even if it is the only one.
+
     Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
     match the models.
     """
@@ -176,7 +186,7 @@ def work(
         if health is not None and health.port + processes - 1 > LARGEST_PORT:
             raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
         start = partial(_process, target, logs, health, app_version)
-        status = supervise(start, processes, ProcessLimits(max_tasks, max_memory))
+        status = supervise(start, processes, ProcessLimits(max_tasks, max_memory), replaces_stalled=replace_stalled)
     raise typer.Exit(status)
 
 

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from .._support.checks import count
 from .._support.errors import Claim, WorkerTokens
-from .._support.processes import exit_text
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..lifecycle.transitions import Fence, FencedClaims
@@ -70,8 +69,8 @@ class Crash(NamedTuple):
 
     worker: int
     """The number in the tokens of its claims."""
-    status: int
-    """The exit status, or the negative number of a signal."""
+    how: str
+    """How it ended, as in "exited with status 7"."""
     started: tuple[Started, ...]
     complete: bool
     """Whether ``started`` contains all tasks that were running."""
@@ -91,10 +90,10 @@ class Recovered(NamedTuple):
     """Their error."""
 
 
-def crash_text(status: int, running: int) -> str:
+def crash_text(how: str, running: int) -> str:
     """Return the error of tasks whose process died while ``running`` tasks ran in it."""
     others = "alone" if running == 1 else f"with {running - 1} other tasks"
-    return f"its process {exit_text(status)} while it ran {others}"
+    return f"its process {how} while it ran {others}"
 
 
 def too_many_crashes(crashes: int, reason: str | None) -> str:
@@ -111,7 +110,7 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     adapter = open_(session, spec, Access.CHANGE)
     mine = [each for each in crash.started if each.table == spec.table.fullname]
     running, counted = ({(m.identity, m.token) for m in mine if m.counted is each} for each in (False, True))
-    text = crash_text(crash.status, sum(not each.counted for each in crash.started) or 1)
+    text = crash_text(crash.how, sum(not each.counted for each in crash.started) or 1)
     suspected = released_after_crash(text)
     discarded = cache(lambda crashes: discarded_after_crashes(too_many_crashes(crashes, text)))
     alike = defaultdict[Settlement, list[Claim]](list)

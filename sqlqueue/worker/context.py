@@ -30,7 +30,7 @@ from .handlers import Handler, Settings, handled_specs, is_importable, place_of
 from .heartbeat import BEATS
 from .jobs import InFlight
 from .news import PausedQueues
-from .reports import STALLED, Reports
+from .reports import SHORTEST_STALL, STALLED, Reports
 from .threads import soon
 
 # -- requests to stop a run: after its grace period, without waiting, or once its running handlers have ended ---------
@@ -117,6 +117,8 @@ class WorkerContext:
         within = transaction_limit(min(handler.lease for handler in handlers))
         for spec in self.specs:
             track(database.engine(spec), within)
+        beat = min(handler.lease for handler in handlers).total_seconds() / BEATS
+        reports.liveness.stalls_within = min(max(SHORTEST_STALL, beat), STALLED)
         reports.liveness.ready_within = min(STALLED, within.total_seconds() * BEATS)
         self._given_name = settings.name or claimer_name()
         self._has_plain_name = Event()

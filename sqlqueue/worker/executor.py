@@ -49,9 +49,10 @@ MAX_STARTED = 2_048
 SIZE = 512
 """The size of a slot in bytes."""
 _NUMBER, _FLAG, _LENGTH, _RECORD = Struct("=Q"), Struct("=B"), Struct("=H"), Struct(f"={SIZE - 2}s")
-_INCOMPLETE, _RECOVERED, _END = _NUMBER.size, _NUMBER.size + 1, _NUMBER.size + 2
+_INCOMPLETE, _RECOVERED, _END, _TURN = range(_NUMBER.size, _NUMBER.size + 4)
 """The offsets of the fields that follow the worker's number."""
 _FIRST = 16
+_TURNS = 250
 
 
 class End(IntEnum):
@@ -93,6 +94,16 @@ class StartedTasks:
         if self._memory is not None:
             _FLAG.pack_into(self._memory, _RECOVERED, 1)
 
+    def turns(self) -> None:
+        """Record that the event loop runs: the supervisor sees that this is called again and again."""
+        if self._memory is not None:
+            _FLAG.pack_into(self._memory, _TURN, turn_of(self._memory) % _TURNS + 1)
+
+    def rests(self) -> None:
+        """Record that the event loop has ended."""
+        if self._memory is not None:
+            _FLAG.pack_into(self._memory, _TURN, 0)
+
     def begin(self, job: Job, *, counted: bool = False) -> int | None:
         """Record that ``job`` is started.  Returns what :meth:`end` needs."""
         if self._memory is None:
@@ -115,6 +126,12 @@ class StartedTasks:
             self._free.append(slot)
 
 
+def turn_of(memory: Any) -> int:
+    """Return a number that changes while the event loop of a process runs; 0 before and after."""
+    turn: int = _FLAG.unpack_from(memory, _TURN)[0]
+    return turn
+
+
 def note_end(memory: Any, end: End) -> None:
     """Record how this process ends."""
     _FLAG.pack_into(memory, _END, end)
@@ -130,8 +147,8 @@ def has_recovered(memory: Any) -> bool:
     return bool(memory[_RECOVERED] != b"\0")
 
 
-def crash_of(memory: Any, status: int) -> Crash | None:
-    """Return what a dead process was running; ``None`` if it had claimed nothing."""
+def crash_of(memory: Any, how: str) -> Crash | None:
+    """Return what a dead process was running, which ended as ``how`` tells; ``None`` if it had claimed nothing."""
     (worker,) = _NUMBER.unpack_from(memory, 0)
     if not worker:
         return None
@@ -140,7 +157,7 @@ def crash_of(memory: Any, status: int) -> Crash | None:
         (length,) = _LENGTH.unpack_from(memory, slot)
         if length:
             started.append(Started(*pickle.loads(memory[slot + 2 : slot + 2 + length])))
-    return Crash(worker, status, tuple(started), complete=memory[_INCOMPLETE] == b"\0")
+    return Crash(worker, how, tuple(started), complete=memory[_INCOMPLETE] == b"\0")
 
 
 # -- calls handlers. Coroutine handlers with a session use the same code: it runs in a greenlet, which awaits them ----
@@ -229,6 +246,8 @@ class Executor:
         """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
         slot = self._started.begin(job) if self._started.is_recorded else None
         token = current.set(job)
+        if self.handler.is_coroutine:
+            job.coroutine = asyncio.current_task()
         job.begin()
         try:
             with self.reports.running(job) or _NOTHING:

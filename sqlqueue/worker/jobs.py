@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -123,6 +124,8 @@ class Job:
         """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
         self.on_lost: Callable[[], object] | None = None
         """Called when the task is lost, so that the handler does not wait for the database forever."""
+        self.coroutine: asyncio.Task[Any] | None = None
+        """The task of the event loop in which the handler runs, if it is a coroutine."""
         self.interrupt: Callable[[], object] | None = None
         """Stops the handler, from any thread, while it runs."""
         self._awoken: threading.Event | None = None
@@ -151,6 +154,11 @@ class Job:
             self._awoken = threading.Event()
         # in this order: lose() sets the event after is_lost
         return self.is_lost or self._awoken.wait(seconds)
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether its handler runs on the event loop now."""
+        return self.coroutine is not None and self.started is not None and self.seconds is None
 
     def begin(self) -> None:
         """Record that the handler is called now."""

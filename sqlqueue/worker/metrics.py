@@ -101,6 +101,9 @@ class PrometheusMetrics(Collector):
         for queue in {*totals, *seconds}:
             failing.add_metric([queue], seconds.get(queue, 0.0))
         yield failing
+        stalled = "Seconds for which the event loop of the worker has been standing still; 0 if it runs."
+        seconds_stalled = liveness.stalled_seconds if liveness.is_stalled else 0.0
+        yield GaugeMetricFamily("sqlqueue_event_loop_stalled_seconds", stalled, seconds_stalled)
         away = "Seconds for which the database has not responded to the worker."
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, liveness.away_seconds))
         yield from queue_metrics(self.overviews if self.is_watched else {})

@@ -28,7 +28,7 @@ from ..queue.spec import QueueSpec
 from ..sql import utcnow
 from ..transaction import Access, open_
 from .context import WorkerContext
-from .database import Backoff, until_success
+from .database import Backoff, SharedConnections, until_success
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from .fetcher import BaseFetcher
 from .news import WatchedTables
@@ -105,6 +105,15 @@ class Registration(WatchedTables):
                 forget = now + FORGET_EVERY.total_seconds()
             await happens_within(self._news, max(0, report - time.monotonic()))
             self._news.clear()
+
+    def tell_stall(self, own: SharedConnections, since: float) -> None:
+        """Write the rows from another thread, while the event loop has been standing still ``since`` that time."""
+        for (engine, table), spec in self._places.items():
+            row = self._row(table) | {"stalled_at": utcnow(timedelta(seconds=since - time.monotonic()))}
+            try:
+                own.run(engine, partial(_report, spec=spec, table=table, row=row), SHORTEST_MAINTENANCE)
+            except Exception as error:
+                self._context.reports.database_error("register the worker", error, EVERY)
 
     async def leave(self, running: asyncio.Task[None]) -> None:
         """End :meth:`run`, which runs in this task, and remove the rows, because the worker shuts down cleanly."""

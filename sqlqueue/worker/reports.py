@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
 from .._support.tracing import HAS_OPENTELEMETRY
+from ..model.companions import WorkerState, worker_state
 from ..operations.bulk import CRASHED
 from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_facts, task_name
 from ..operations.upkeep import Crashed, Recovered
@@ -42,6 +43,8 @@ logger = logger_of("sqlqueue.worker")
 class Health:
     """The health of a worker."""
 
+    state: WorkerState
+    """The word for it in the register of workers: ``silent`` if its database has not responded for 35 seconds."""
     alive: bool
     """Whether its event loop runs, its heartbeat thread is alive, and not all of its threads are waiting for the
     database in calls that nothing can interrupt.  If not, only a new process will help."""
@@ -65,6 +68,8 @@ class Health:
     ``unreadable`` (rows that claims have set aside because they cannot be read)."""
 
 
+SHORTEST_STALL = 1.0
+"""Seconds for which the event loop of a busy machine may not run, at the least, before it is said to stand still."""
 STALLED = 30.0
 """Seconds without progress after which a worker is not alive, and at the latest not ready."""
 LOOPBACK = "127.0.0.1"
@@ -89,17 +94,36 @@ class Liveness:
     """When the event loop and the database last responded."""
 
     def __init__(self) -> None:
-        self._turned = time.monotonic()
+        self.turned = time.monotonic()
+        """When the event loop last ran, by ``time.monotonic``."""
+        self.stalls_within = STALLED
+        """Seconds without running after which the event loop is said to stand still."""
         self._away: float | None = None
         self._failing: dict[tuple[str, Hashable], float] = {}
         self.ready_within = STALLED
         """Seconds without a response after which a worker is not ready."""
 
-    async def watch_loop(self) -> None:
-        """Record once a second that the event loop runs."""
+    async def watch_loop(self, turns: Callable[[], object]) -> None:
+        """Record once a second or more that the event loop runs, and call ``turns``."""
         while True:
-            self._turned = time.monotonic()
-            await asyncio.sleep(1)
+            self.turned = time.monotonic()
+            turns()
+            await asyncio.sleep(self.tick)
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two such records."""
+        return min(1.0, self.stalls_within / 4)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """The seconds since the event loop last ran."""
+        return time.monotonic() - self.turned
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the event loop stands still."""
+        return self.stalled_seconds > self.stalls_within
 
     @property
     def away_seconds(self) -> float:
@@ -134,9 +158,10 @@ class Liveness:
 
     def health(self, *, beats: bool, running: int, counts: Mapping[str, int]) -> Health:
         """Return the worker's health; ``beats``: whether its heartbeats work, ``running``: how many tasks run."""
-        stalled, away, failing = time.monotonic() - self._turned, self.away_seconds, self.failing_seconds
+        stalled, away, failing = self.stalled_seconds, self.away_seconds, self.failing_seconds
         alive = beats and stalled < STALLED
         return Health(
+            state=worker_state(timedelta(seconds=away), is_stalled=self.is_stalled),
             alive=alive,
             ready=alive
             and max(away, *failing.values(), 0) < self.ready_within
@@ -371,6 +396,31 @@ class Reports:
         self._count("overdue", job.handler.spec, function=job.function)
         text = "%s has been running for more than %s, and a thread cannot be stopped"
         _say_of(job, logging.WARNING, text, job, job.handler.timeout)
+
+    def stalled(self, seconds: float, job: Job | None, running: Sequence[Job], stack: str) -> None:
+        """Log that the event loop stands still, with the ``stack`` of its thread.
+
+        ``job``: whose handler runs there now, if that is known; ``running``: all that have begun there.
+        """
+        facts: dict[str, Any] = {"seconds": seconds}
+        if job is not None:
+            facts |= task_facts(job.claim, job.function)
+            text, subject = "%s has been blocking the event loop for %s", str(job)
+        else:
+            others = "; ".join(map(str, running[: self.named])) + ("; and others" if running[self.named :] else "")
+            text, subject = "the event loop, with the tasks (%s), has been standing still for %s", others or "none"
+        text += ". No coroutine runs, and nothing is claimed"
+        arguments = (subject, spoken(timedelta(seconds=seconds)))
+        record = logger.makeRecord(
+            logger.name, logging.ERROR, __file__, 0, text, arguments, None, extra=facts, sinfo=stack or None
+        )
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+    def goes_on(self, seconds: float) -> None:
+        """Log that the event loop goes on after it has stood still."""
+        text = "the event loop goes on after it has stood still for %s"
+        logger.warning(text, spoken(timedelta(seconds=seconds)), extra={"seconds": seconds})
 
     def unreadable(self, spec: QueueSpec, number: int) -> None:
         """Count rows that a claim has set aside, which it has logged."""

@@ -35,6 +35,7 @@ from .lock_mode import LockModeFetcher
 from .news import Notifier, notifiers
 from .registration import Registration, maintain
 from .reports import Health, Reports, logger
+from .stalls import StallWatch
 from .threads import cancel
 
 # -- the signals that stop a process ----------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class WorkerRun:
         self._supervision = supervision
         self.has_reached_limit = False
         """Whether it stops because its process has reached a limit."""
-        own = SharedConnections(database.own, len(context.specs))
+        own = SharedConnections(database.own, len(context.specs) + 1)
         self._heartbeats = [
             Heartbeat(spec, handlers, database, context.in_flight, reports, own=own) for spec in context.specs
         ]
@@ -190,6 +191,7 @@ class WorkerRun:
         ]
         self._registration = Registration(self._fetchers, context, version)
         reports.handlers = self._registration.handlers
+        self._stall_watch = StallWatch(context.in_flight, reports, self._registration.tell_stall, own=own)
         reports.functions = frozenset(name for each in handlers for name in each.functions or ())
         channels = [(database.engine(spec), channel_of(spec)) for spec in context.specs]
         channels += [*context.paused.channels, *self._registration.channels]
@@ -230,7 +232,7 @@ class WorkerRun:
 
     async def _serve(self) -> None:
         context = self._context
-        liveness = asyncio.create_task(context.reports.liveness.watch_loop())
+        liveness = asyncio.create_task(context.reports.liveness.watch_loop(context.started.turns))
         try:
             if await self._is_prepared():
                 queues = ", ".join(spec.name for spec in context.specs)
@@ -239,6 +241,7 @@ class WorkerRun:
         finally:
             await cancel(liveness)
             await self._close()
+            context.started.rests()
         logger.info("worker %s stopped", context.name)
 
     # the steps before the first claim, which are retried until the database responds
@@ -404,8 +407,8 @@ class WorkerRun:
             await asyncio.sleep(TICK)  # their connections would block a DROP TABLE
 
     @property
-    def _threads(self) -> list[Heartbeat | Notifier]:
-        return [*self._heartbeats, *self._notifiers]
+    def _threads(self) -> list[Heartbeat | Notifier | StallWatch]:
+        return [*self._heartbeats, *self._notifiers, self._stall_watch]
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> None:

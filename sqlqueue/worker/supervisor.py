@@ -16,25 +16,35 @@ from .._support.errors import SQLQueueError
 from .._support.processes import CONTEXT, end_soon, exit_text, settle_in, start
 from ..operations.upkeep import Crash
 from .database import growing_pauses
-from .executor import End, crash_of, end_of, has_recovered, note_end, shared_memory
-from .reports import logger
+from .executor import End, crash_of, end_of, has_recovered, note_end, shared_memory, turn_of
+from .reports import STALLED, logger
 from .run import UNLIMITED, ProcessLimits, Supervision, handling_signals
 from .worker import Worker
 
 _PRELOADED = [__name__]
 CANNOT_START = 3
 """The exit status of a process that would fail the same way again."""
+UNWATCHED = 5.0
+"""Seconds between two looks at a process after which this process itself has not run, so that nothing is known."""
 SETTLED = 30.0
 """Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
+_STALLED_TEXT = "was killed because its event loop had been standing still for {:.0f} s"
 
 
-def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimits = UNLIMITED) -> int:
+def supervise(
+    load: Callable[[int], Worker],
+    processes: int,
+    limits: ProcessLimits = UNLIMITED,
+    *,
+    replaces_stalled: bool = False,
+) -> int:
     """Run ``processes`` worker processes, and return the exit status.
 
     ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
     including second signals.  A process that dies is replaced after a pause that grows each time, and one that reaches
-    ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
-    missing, ends them all.
+    ``limits`` stops and is replaced at once.  With ``replaces_stalled``, one whose event loop stands still for 30
+    seconds is killed, and replaced as if it had died.  A process that cannot start at all, for example because a table
+    is missing, ends them all.
     """
     supervised = supervised_processes(load, processes, limits)
 
@@ -49,6 +59,8 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimi
         while any(each.is_wanted for each in supervised):
             connection.wait([each.sentinel for each in supervised if each.is_alive], timeout=0.2)
             for each in supervised:
+                if replaces_stalled:
+                    each.kill_if_stalled()
                 each.replace_if_dead()
             if any(each.has_refused for each in supervised):
                 stop()
@@ -78,6 +90,11 @@ class SupervisedProcess:
         self._memory: Any = None
         self._crashes: list[Crash] = []
         """The deaths of its predecessors whose tasks are still to be released."""
+        self._turn = 0
+        """What its event loop last showed, see :func:`.turn_of`; since when, and when this was last looked at."""
+        self._turned = self._looked = 0.0
+        self._is_stalled = False
+        """Whether it has been killed because its event loop stood still."""
         self.status: int | None = None
         self.has_refused = False
         """Whether it cannot start."""
@@ -88,6 +105,7 @@ class SupervisedProcess:
         if self._stopping:
             return
         self._begun = time.monotonic()
+        self._turn, self._is_stalled = 0, False
         self._memory = shared_memory()
         supervision = Supervision(self._memory, tuple(self._crashes), self.limits)
         self._process = start(_main, self._load, self._number, supervision, name=self._name)
@@ -117,6 +135,18 @@ class SupervisedProcess:
         if self.is_alive:
             os.kill(self._process.pid, number)
 
+    def kill_if_stalled(self) -> None:
+        """Kill the process if its event loop has been standing still for too long."""
+        if not self.is_alive or self._is_stalled:
+            return
+        turn, now = turn_of(self._memory), time.monotonic()
+        if not turn or turn != self._turn or now - self._looked > UNWATCHED:
+            self._turn, self._turned = turn, now
+        self._looked = now
+        if now - self._turned > STALLED:
+            self._is_stalled = True
+            self._process.kill()
+
     def replace_if_dead(self) -> None:
         """Schedule its replacement if it has died, and start the replacement when it is due."""
         if self._due is not None and time.monotonic() >= self._due:
@@ -136,18 +166,19 @@ class SupervisedProcess:
         if end is End.LIMIT_REACHED:
             self._due = None if self._stopping else time.monotonic()
         elif end is End.DIED and not self._stopping:
-            crash = crash_of(self._memory, status)
+            how = _STALLED_TEXT.format(STALLED) if self._is_stalled else exit_text(status)
+            crash = crash_of(self._memory, how)
             if crash is not None:
                 self._crashes.append(crash)
-            self._schedule(status)
+            self._schedule(status, how)
 
-    def _schedule(self, status: int) -> None:
+    def _schedule(self, status: int, how: str) -> None:
         if time.monotonic() - self._begun > SETTLED:
             self._pauses = growing_pauses(0.2, 30)
         pause = next(self._pauses)
         self._due = time.monotonic() + pause.total_seconds()
-        how, seconds = exit_text(status), pause.total_seconds()
-        logger.error("%s has died: it %s (%s), replaced in %.1f s", self._name, how, status, seconds)
+        text = "%s has died: it %s (%s), replaced in %.1f s"
+        logger.error(text, self._name, how, status, pause.total_seconds())
 
 
 def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) -> None:

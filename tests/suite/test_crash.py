@@ -130,7 +130,7 @@ def test_tasks_that_crashed_too_many_processes_have_the_number_in_their_error(sy
     held = {"status": "running", "available_at": TOMORROW, "claimed_at": PAST, "attempt": 1}
     sync_db.insert(Task, [{**held, "id": n + 1, "claim_token": tokens(), "crashes": n} for n in (0, 1, 3, 5)])
     with sync_db.begin() as session:
-        found = session.run(recover, spec_of(Task), Crash(tokens.worker, -9, (), complete=False))
+        found = session.run(recover, spec_of(Task), Crash(tokens.worker, "was killed by SIGKILL", (), complete=False))
         errors = {task.id: task.error for task in session.scalars(select(Task))}
     assert [claim.identity for claim in found.suspects] == [(1,), (2,)]
     assert [claim.identity for claim in found.discarded] == [(4,), (6,)]
@@ -191,7 +191,7 @@ def test_another_run_is_not_a_suspect(db: Database) -> None:
 def die(db: Database, tokens: WorkerTokens, *running: Task) -> None:
     """Recover from the death of the process with these tokens while it ran these tasks."""
     started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, counted=False) for task in running]
-    db.committed.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))
+    db.committed.run(recover, SPEC, Crash(tokens.worker, "was killed by SIGKILL", tuple(started), complete=True))
 
 
 def crashes(db: Database) -> dict[int, int]:

@@ -51,6 +51,16 @@ if __name__ == "__main__":
 """
 DELIVERIES = APART.replace("crashing:worker", "crashing:deliveries")
 """A program whose worker crashes when it first handles a parcel."""
+STALLING = """
+import sys
+from sqlqueue.cli import main
+from sqlqueue.worker import supervisor
+if __name__ == "__main__":
+    supervisor.STALLED = 2
+    sys.argv[1:] = ["work", "tests.worker.crashing:stalling", *sys.argv[1:]]
+    main()
+"""
+"""A program whose worker has a coroutine that blocks the event loop when it first handles a poison task."""
 
 
 def die(how: str) -> None:
@@ -136,6 +146,14 @@ def stopped(supervisor: subprocess.Popen[str]) -> str:
 if URL_VARIABLE in os.environ:
     worker = load()
     deliveries = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=POLL)
+
+    stalling = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=POLL)
+
+    @stalling.handler(Task, concurrency=4, lease=LEASE)
+    async def stall(task: Task) -> None:
+        """Block the event loop when a poison task is first handled."""
+        if task.name == POISON and not task.crashes:
+            time.sleep(3600)
 
     @deliveries.handler(Parcel)
     def deliver(session: QueueSession, parcel: Parcel) -> None:

@@ -29,7 +29,7 @@ from tests.support.rows import count, load_all, rows
 from tests.support.workers import PATIENCE, Workers, all_are, eventually, statuses, with_session
 from tests.worker import children
 from tests.worker.children import lives
-from tests.worker.crashing import ALONE, APART, GROWING, POISON, stopped, supervised
+from tests.worker.crashing import ALONE, APART, GROWING, POISON, STALLING, stopped, supervised
 
 pytestmark = pytest.mark.timeout(220)
 LONG = 150
@@ -124,6 +124,18 @@ def test_dead_processes_are_replaced_and_end_with_their_supervisor(file: Engine)
         eventually(lambda: not any(map(lives, first | second)))
         _, log = supervisor.communicate(timeout=PATIENCE)
     assert log.count("was killed by SIGKILL, possibly because memory ran out (-9), replaced in") == 2
+
+
+@pytest.mark.one_engine
+def test_a_process_whose_event_loop_stands_still_is_replaced(sync_db: Database) -> None:
+    """As one that has died: its tasks are suspected or released, and no attempt counts."""
+    sync_db.insert(Task, [{"name": POISON}, *[{"name": "innocent"}] * 3])
+    with supervised(sync_db.url, 1, "--replace-stalled", program=STALLING) as supervisor:
+        eventually(all_are(sync_db, "completed"), LONG)
+        log = stopped(supervisor)
+    assert log.count("was killed because its event loop had been standing still for 2 s (-9), replaced in") == 1
+    assert "is suspected: its process was killed because" in log
+    assert {(task.crashes, task.max_attempts - task.attempt) for task in load_all(sync_db, Task)} <= {(0, 2)}
 
 
 def test_workers_that_cannot_start_are_not_replaced(engine: Engine) -> None:

@@ -163,6 +163,41 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
     assert keys(sync_fleet) == {"young"}
 
 
+def state_of(worker: Worker) -> str | None:
+    health = worker.health()
+    return None if health is None else health.state
+
+
+@pytest.mark.one_engine
+def test_a_blocked_event_loop_is_reported(
+    sync_fleet: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with the stack and the task; to the register by the thread that sees it; and when the loop goes on."""
+    monkeypatch.setattr("sqlqueue.worker.context.STALLED", 0.5)
+    monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
+    errands(sync_fleet, 1)
+    released = False
+
+    async def blocks(errand: Errand) -> None:
+        while not released:
+            time.sleep(0.01)
+
+    worker = workers.serve(Errand, blocks).worker
+    try:
+        (info,) = eventually(lambda: [each for each in registered(sync_fleet) if each.state == "stalled"])
+        assert (info.busy, state_of(worker)) == (1, "stalled")
+        time.sleep(0.5)  # it is not reported again
+    finally:
+        released = True
+    eventually(lambda: [each for each in registered(sync_fleet) if each.is_live])
+    assert state_of(worker) == "live"
+    (blocked,) = (each for each in caplog.records if each.levelname == "ERROR")
+    assert blocked.getMessage().startswith("errand_of_fleet 1: attempt 1/5 has been blocking the event loop for ")
+    assert "in blocks\n" in (blocked.stack_info or "")
+    assert "asyncio" not in (blocked.stack_info or "")
+    eventually(lambda: sum("goes on after" in each.getMessage() for each in caplog.records) == 1)
+
+
 @has_proc
 @pytest.mark.one_engine
 def test_the_tasks_of_a_process_that_has_ended_are_released(

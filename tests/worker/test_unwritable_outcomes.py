@@ -309,7 +309,7 @@ def test_tasks_of_a_dead_process_that_cannot_be_suspected_keep_no_worker_from_st
     queue.insert(Delivery, [{"id": 2, "name": "fine"}])
     worker = workers.make()
     worker.handler(Delivery)(without_session(queue))
-    worker._supervision = Supervision(crashes=(Crash(tokens.worker, -9, (), complete=False),))
+    worker._supervision = Supervision(crashes=(Crash(tokens.worker, "was killed by SIGKILL", (), complete=False),))
     running = workers.start(worker)
     eventually(lambda: statuses(queue, Delivery)[2] == "completed" or running.ended)
     assert statuses(queue, Delivery) == {1: "running", 2: "completed"}
