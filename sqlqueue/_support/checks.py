@@ -175,11 +175,26 @@ def database_url(text: str | URL) -> URL:
     try:
         url.get_dialect().import_dbapi()
     except ImportError as error:
-        raise ArgumentError(f"the driver for {url.drivername} is not installed: {error}. {_ADVICE}") from error
+        raise ArgumentError(f"the driver for {url.drivername} is not installed: {error}. {_advice(url)}") from error
     return url
 
 
-_ADVICE = (
-    "Drivers are extras of sqlqueue, whose distribution is called sqlalchemy-queue: for postgresql+psycopg://..."
-    " pip install 'sqlalchemy-queue[postgresql]'"
-)
+def _advice(url: URL) -> str:
+    """Return how to install a driver for a URL; the database alone may mean one that has no extra."""
+    name = url.get_backend_name()
+    text = "Drivers are extras of sqlqueue, whose distribution is called sqlalchemy-queue"
+    if name not in _EXTRAS:
+        return text
+    drivername, extra = _EXTRAS[name]
+    return f"{text}: for {drivername}://... pip install 'sqlalchemy-queue[{extra}]'"
+
+
+_EXTRAS = {
+    "postgresql": ("postgresql+psycopg", "postgresql"),
+    "mysql": ("mysql+pymysql", "mysql"),
+    "mariadb": ("mariadb+pymysql", "mariadb"),
+    "mssql": ("mssql+pyodbc", "mssql"),
+    "oracle": ("oracle+oracledb", "oracle"),
+    "cockroachdb": ("cockroachdb+psycopg", "cockroachdb"),
+}
+"""The driver that an extra installs for each engine, and the extra."""

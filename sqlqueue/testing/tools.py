@@ -399,6 +399,7 @@ def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None
     Raises :class:`AssertionError`, which lists the waiting tasks, if the number is different, and
     :class:`.ArgumentError` for unknown attributes or arguments.
     """
+    __tracebackhide__ = True
     if hasattr(session, "run_sync"):
         return session.run_sync(_assert_enqueued, what, where, count, values)
     return _assert_enqueued(session_of(session), what, where, count, values)
@@ -407,6 +408,7 @@ def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None
 def _assert_enqueued(
     session: Session, what: Any, where: Sequence[Where], count: int | None, values: dict[str, object]
 ) -> list[Any]:
+    __tracebackhide__ = True  # pytest shows the test
     spec = spec_of(what.entity if isinstance(what, TaskFunction) else what)
     waits = spec["status"].in_([state(status) for status in _WAITING])
     waiting: Sequence[Any] = find_all(session, spec.entity, waits, *where)
@@ -488,6 +490,7 @@ class Queue(Generic[S]):
     ) -> list[J]: ...
     def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
         """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
+        __tracebackhide__ = True
         return assert_enqueued(self.session, what, *where, count=count, **values)
 
 
@@ -518,4 +521,5 @@ class AsyncQueue(Generic[A]):
     ) -> list[J]: ...
     async def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
         """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
+        __tracebackhide__ = True
         return await assert_enqueued(self.session, what, *where, count=count, **values)

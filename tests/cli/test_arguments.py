@@ -122,6 +122,7 @@ def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path, driver: str
         ),
         ("nosuch://me:secret@host/shop", "--url: SQLAlchemy has no dialect 'nosuch', or it is not installed"),
         ("mysql+mysqldb://me:secret@host/shop", "--url: the driver for mysql+mysqldb is not installed"),
+        ("mysql+mysqldb://me:secret@host/shop", "mysql+pymysql://... pip install 'sqlalchemy-queue[mysql]'"),
         ("sqlite:///missing.db", "the file missing.db does not exist"),
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop", "cannot connect: (2003, "),
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop?colour=red", "cannot connect: "),

@@ -51,6 +51,12 @@ def test_it(queue):
     assert queue.drain(Email) == {"completed": 1}
     assert sent == [1, 2]
 """
+_FAILING = """
+from conftest import Email
+
+def test_it(queue):
+    queue.assert_enqueued(Email)
+"""
 _UNPREPARED = """
 def test_it(queue):
     pass
@@ -62,6 +68,15 @@ def test_the_fixture_works(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(_CONFTEST)
     pytester.makepyfile(_TEST)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_a_failure_shows_the_test_and_not_the_library(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_CONFTEST)
+    pytester.makepyfile(_FAILING)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*queue.assert_enqueued(Email)*"])
+    result.stdout.no_fnmatch_line("*tools.py*")
 
 
 def test_the_fixture_names_what_it_needs(pytester: pytest.Pytester) -> None:
