@@ -111,7 +111,7 @@ class Queues:
         if not found:
             raise refusal(f"{names_of(every)} holds the slots of limits, not tasks: name the model with the limits")
         name = self.queue
-        chosen = [spec for spec in found if name in (None, spec.name, spec.table.name, spec.name)]
+        chosen = [spec for spec in found if name in (None, spec.name, spec.table.name, spec.entity.__name__)]
         if not chosen:
             raise refusal(f"there is no queue {name} in {self.target}; its queues are {names_of(found)}")
         return chosen

@@ -92,7 +92,7 @@ def _limited(queues: Queues) -> list[QueueSpec]:
     found = queues.chosen
     limited = [spec for spec in found if spec.is_limited]
     if not limited:
-        models = ", ".join(spec.name for spec in found)
+        models = ", ".join(spec.entity.__name__ for spec in found)
         raise refusal(f"the queues have no limits: derive {models} from LimitMixin")
     return limited
 

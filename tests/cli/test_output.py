@@ -253,7 +253,8 @@ def test_limits_are_listed_and_set(url: str) -> None:
     }
     assert out("set-limit", "a.org", "2", model="Visit") == "visit, key a.org: the limit is 2 (it was 3), 0 running."
     assert out("limits", model="Visit").splitlines() == ["Queue  limit  running  key", "visit      2        0  a.org"]
-    assert [each["key"] for each in json.loads(out("limits", "--queue", "visit", "--json", model="Base"))] == ["a.org"]
+    for name in ("visit", "Visit"):  # of the table, and of the model
+        assert [each["key"] for each in json.loads(out("limits", "--queue", name, "--json", model="Base"))] == ["a.org"]
     asked = run("set-limit", "a.org", "0", model="Visit")
     assert (asked.exit_code, "this would stop all tasks of visit with the key 'a.org'" in asked.stderr) == (2, True)
     assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
