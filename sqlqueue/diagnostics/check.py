@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
@@ -38,34 +38,43 @@ from .drift import (
     unindexed_references,
     unserved_claims,
 )
+from .functions import unregistered_functions
 
 # -- checks whether live workers serve the queues, if workers are registered ------------------------------------------
 
 
-def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
-    """Yield a note for each queue that no live worker serves.  Yields nothing if workers are not registered.
+def live_handlers(connection: Connection, metadata: MetaData) -> Sequence[Mapping[str, Any]] | None:
+    """Return the handlers of live workers; ``None`` if workers are not registered.
 
     See :func:`.of_companions` for their table itself.
     """
-    table = worker_table(specs[0].table.metadata)
-    if table is None:
-        return
-    if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
-        return
-    rows = connection.execute(
-        select(utcnow().label("now"), table.c.seen_at, table.c.stalled_at, table.c.handlers)
-    ).all()
-    live = {
-        handler["queue"]
-        for now, seen_at, stalled_at, handlers in rows
+    table = worker_table(metadata)
+    if table is None or not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
+        return None
+    seen = select(utcnow().label("now"), table.c.seen_at, table.c.stalled_at, table.c.handlers)
+    return [
+        handler
+        for now, seen_at, stalled_at, handlers in connection.execute(seen).all()
         if worker_state(now - seen_at, is_stalled=stalled_at is not None) is WorkerState.LIVE
         for handler in handlers
-    }
+    ]
+
+
+def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
+    """Yield a note for each queue that no live worker serves, and a warning if unfinished rows call functions that none
+    has registered.  Yields nothing if workers are not registered."""
+    live = live_handlers(connection, specs[0].table.metadata)
+    if live is None:
+        return
     for spec in specs:
-        if spec.holds_tasks and spec.table.fullname not in live:
-            message = f"no live worker serves {spec.table.fullname}"
+        mine = [handler["functions"] for handler in live if handler["queue"] == spec.name]
+        if spec.holds_tasks and not mine:
+            message = f"no live worker serves {spec.name}"
             fix = "start one, unless something other than a registered Worker claims its tasks"
             yield Finding.of(spec, Severity.NOTE, "unserved-queue", message, fix)
+        elif "task" in spec.columns and None not in mine:
+            known, adapter = {name for names in mine for name in names}, adapter_for(connection.dialect)
+            yield from unregistered_functions(connection, adapter, spec, known, "no live worker has")
 
 
 # -- checks of the schedules of recurring tasks -----------------------------------------------------------------------

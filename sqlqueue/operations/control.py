@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal_column, select, update
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 from .._support import checks
 from .._support.errors import ArgumentError
 from .._support.texts import error_text
+from ..diagnostics.functions import called_functions
 from ..dialects.base import Adapter
 from ..kinds.columns import LONGEST_TOPIC
 from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
@@ -24,9 +26,7 @@ from ..sql import (
     Assignment,
     Pick,
     has_come,
-    is_available,
     is_due,
-    only,
     picks,
     present_status,
     remove,
@@ -252,8 +252,6 @@ def _key(spec: QueueSpec, topic: str | None) -> str:
 
 UNSERVED = timedelta(minutes=5)
 """The waiting time after which calls count as unserved."""
-MAX_FUNCTIONS = 1_000
-"""The maximum number of functions of one model that are examined."""
 _FIRST = 1_000
 """The number of calls, in claim order, that are searched for the oldest."""
 
@@ -276,26 +274,9 @@ def unserved_functions(
         return {}
     session = session_of(session)
     adapter, criteria = open_(session, spec), within(session, spec, where)
-    found = ((name, _waiting(session, adapter, spec, name, criteria)) for name in _functions(session, adapter, spec))
+    called = called_functions(partial(adapter.rows.execute, session, spec), adapter, spec)
+    found = ((name, _waiting(session, adapter, spec, name, criteria)) for name in called)
     return {name: age for name, age in found if age is not None and age > after}
-
-
-def _functions(session: Session, adapter: Adapter, spec: QueueSpec) -> Iterable[str]:
-    """Return the functions that unfinished rows call, or where indexes hold all rows, those that any row calls."""
-    parts = [()] if adapter.inspection.indexes_all else [(is_available(spec),), (is_due(spec),)]
-    return dict.fromkeys(name for part in parts for name in _names(session, adapter, spec, part))
-
-
-def _names(session: Session, adapter: Adapter, spec: QueueSpec, part: Sequence[Criterion]) -> Iterator[str]:
-    """Yield the names, with one index search for each, however many rows have it."""
-    column, last = spec["task"], None
-    for _ in range(MAX_FUNCTIONS):
-        beyond = () if last is None else (column > last,)
-        least = select(func.min(column)).where(only(spec, *part, *beyond))
-        last = adapter.rows.execute(session, spec, least).scalar_one()
-        if last is None:
-            return
-        yield last
 
 
 def _waiting(

@@ -17,12 +17,13 @@ from sqlalchemy.orm import Session
 
 from .._support.processes import MIB, handle_signal, resident_memory, restore_signal
 from .._support.texts import error_text
-from ..diagnostics.check import unintended_tasks, verify_companions, verify_queues
+from ..diagnostics.check import live_handlers, unintended_tasks, verify_companions, verify_queues
+from ..diagnostics.functions import unregistered_functions
 from ..dialects import adapter_for
 from ..operations.recording import brief
 from ..operations.upkeep import Crash, recover
 from ..queue.schedules import is_known_here, lacks_zones
-from ..queue.spec import QueueSpec
+from ..queue.spec import Finding, QueueSpec
 from ..sql import picks
 from ..transaction import channel_of
 from .context import WorkerContext
@@ -287,9 +288,7 @@ class WorkerRun:
     async def _warn(self, spec: QueueSpec, within: timedelta, backoff: Backoff) -> None:
         """Log findings that do not keep the worker from starting, and nor does an error while they are looked for."""
         try:
-            found = await self._context.database.run(
-                lambda session: unintended_tasks(session.connection(spec.bind_arguments), spec), within
-            )
+            found = await self._context.database.run(partial(_findings, spec=spec, own=self._functions(spec)), within)
         except Exception as error:
             if backoff.passes(error):
                 raise
@@ -297,6 +296,11 @@ class WorkerRun:
             return
         for finding in found:
             logger.warning("%s; %s", finding.message, finding.fix)
+
+    def _functions(self, spec: QueueSpec) -> set[str] | None:
+        """Return the functions that this worker has registered; ``None`` if one of its handlers takes any call."""
+        mine = [fetcher.handler.functions for fetcher in self._fetchers if fetcher.handler.spec is spec]
+        return None if None in mine else {name for names in mine for name in names or ()}
 
     async def _recover(self, spec: QueueSpec, crash: Crash) -> None:
         """Release the tasks of a process before anything is claimed: one that only a lock held could be claimed again
@@ -434,6 +438,21 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
         in_use = select(spec["schedule"]).where(spec["schedule"].is_not(None), spec["finished_at"].is_(None)).distinct()
         for schedule in connection.scalars(in_use):
             is_known_here(schedule)
+
+
+def _findings(session: Session, spec: QueueSpec, own: set[str] | None) -> list[Finding]:
+    """Return what to warn of at the start of a worker that has registered its ``own`` functions."""
+    connection = session.connection(spec.bind_arguments)
+    found = unintended_tasks(connection, spec)
+    if "task" not in spec.columns or own is None:
+        return found
+    others = live_handlers(connection, spec.table.metadata)
+    known = [handler["functions"] for handler in others or () if handler["queue"] == spec.name]
+    if None in known:
+        return found
+    registered = own.union(*known)
+    whose = "this worker has not" if others is None else "neither this worker nor another live one has"
+    return [*found, *unregistered_functions(connection, adapter_for(connection.dialect), spec, registered, whose)]
 
 
 def _check_companions(session: Session, spec: QueueSpec) -> None:

@@ -30,7 +30,7 @@ from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.models import Base, Task
-from tests.support.rows import clock
+from tests.support.rows import PAST, TOMORROW, clock
 
 pytestmark = pytest.mark.sync_only
 
@@ -111,6 +111,19 @@ def test_check_reports_them(sync_fleet: Database) -> None:
         (found,) = [each for each in check(connection, Fleet) if each.code == "missing-table"]
     assert (found.severity, found.table) == (Severity.ERROR, "fleet_worker")
     worker_table(Fleet.metadata).create(sync_fleet.engine)  # type: ignore[union-attr]
+
+
+def test_check_reports_functions_that_no_live_worker_has_registered(sync_fleet: Database) -> None:
+    ended = {"status": "completed", "finished_at": PAST}
+    calls = {"shop.mail": {}, "shop.old": {"status": "scheduled", "available_at": TOMORROW}, "shop.done": ended}
+    for name, values in calls.items():
+        sync_fleet.insert(Call, [{"task": name, "arguments": {}, **values}])
+    for names, told in ((("shop.mail",), True), ((), False)):  # the second one takes all calls
+        register(sync_fleet, "live" if names else "whole", handler("fleet_call", *names))
+        with sync_fleet.engine.connect() as connection:
+            found = [each for each in check(connection, Fleet) if each.code == "unregistered-function"]
+        assert [each.severity for each in found] == [Severity.WARNING] * told
+        assert all(each.message.endswith("that no live worker has registered: shop.old") for each in found)
 
 
 def test_commands_reach_live_workers(fleet: Database) -> None:

@@ -143,6 +143,18 @@ def test_functions_that_no_worker_takes_are_shown(db: Database) -> None:
         assert session.stats(Job, Job.task == "b").unserved_functions.keys() == {"b"}
 
 
+@pytest.mark.one_engine
+def test_a_worker_warns_at_its_start_of_functions_that_it_has_not_registered(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Job, calls_of("b", 4, "scheduled", available_at=TOMORROW))
+    worker = workers.make()
+    worker.task(Job, name="a")(of_kind(sync_db, lambda: None))
+    workers.start(worker)
+    said = "job has unfinished calls of functions that this worker has not registered: b; register what replaces"
+    eventually(lambda: any(record.getMessage().startswith(said) for record in caplog.records))
+
+
 def test_a_worker_warns_of_them_once(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
