@@ -167,6 +167,9 @@ Statuses = Annotated[
     ),
 ]
 Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only tasks of this topic.")]
+Function = Annotated[
+    str | None, typer.Option("--function", metavar="NAME", help="Only calls of this function, see JobMixin.")
+]
 Ids = Annotated[
     list[str] | None,
     typer.Option("--id", metavar="KEY", help="Only this task; may be repeated. For a composite key: 'line 1,7'."),
@@ -200,6 +203,7 @@ class Filters:
 
     status: Statuses = None
     topic: Topic = None
+    function: Function = None
     ids: Ids = None
     error: ErrorLike = None
     error_group: InErrorGroup = None

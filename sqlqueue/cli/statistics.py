@@ -15,7 +15,7 @@ from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueO
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._options import Age, AsJson, Equal, Filters, Ids, Queues, Statuses, Topic, age
+from ._options import Age, AsJson, Equal, Filters, Function, Ids, Queues, Statuses, Topic, age
 from ._output import complain, facts, pauses, print_json, print_table, refusal, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
@@ -180,6 +180,7 @@ def stats(
     bucket: BucketSize = None,
     since: Since = None,
     topic: Topic = None,
+    function: Function = None,
     where: Equal = None,
     exact: Exact = False,
     as_json: AsJson = False,
@@ -217,7 +218,7 @@ def stats(
     if (by and timeline) or ((bucket or since) and not timeline):
         raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
     specs = queues.chosen if not (by or timeline) else [queues.only]
-    filters = Filters(topic=topic, where=where)
+    filters = Filters(topic=topic, function=function, where=where)
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
     spec, criteria = chosen[0]
     if by:
@@ -246,6 +247,7 @@ def errors(
     *,
     status: Statuses = None,
     topic: Topic = None,
+    function: Function = None,
     ids: Ids = None,
     older_than: Age = None,
     where: Equal = None,
@@ -275,7 +277,7 @@ def errors(
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
     spec = queues.only
-    filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
+    filters = Filters(status=status, topic=topic, function=function, ids=ids, older_than=older_than, where=where)
     cap = None if exact else LAST
     chosen = filters.criteria(spec)
     found = queues.transact(lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)

@@ -44,6 +44,8 @@ class _Column(NamedTuple):
 
     @property
     def heading(self) -> str:
+        if self.is_role and self.name == "task":
+            return "function"
         return self.name.replace("_", " ") if self.is_role else self.name
 
     def value(self, task: Facts) -> object:

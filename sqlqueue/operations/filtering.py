@@ -128,6 +128,7 @@ def criteria(
     *,
     status: Sequence[Status] | None = None,
     topic: str | None = None,
+    function: str | None = None,
     ids: Sequence[str] | None = None,
     error: str | None = None,
     error_group: str | None = None,
@@ -145,6 +146,7 @@ def criteria(
     return [
         *([spec["status"].in_([state(each) for each in status])] if status else []),
         *([_topic(spec, topic)] if topic is not None else []),
+        *([_function(spec, function)] if function is not None else []),
         *([of_keys(spec, ids)] if ids else []),
         *([spec["error"].like(error)] if error is not None else []),
         *([is_in_error_group(spec, error_group)] if error_group is not None else []),
@@ -205,6 +207,12 @@ def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
     if name not in columns:
         raise ArgumentError(f"{spec.entity.__name__} has no column {name}; its columns are {', '.join(columns)}")
     return columns[name]
+
+
+def _function(spec: QueueSpec, function: str) -> Criterion:
+    if "task" not in spec.columns:
+        raise ArgumentError(f"{spec.entity.__name__} has no functions: it does not derive from JobMixin")
+    return spec["task"] == function
 
 
 def _topic(spec: QueueSpec, topic: str) -> Criterion:

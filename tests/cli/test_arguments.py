@@ -17,6 +17,7 @@ from tests.support.models import Seat
     [
         (["list", "--status", "lost"], "'lost' is not one of 'available'"),
         (["list", "--topic", "x"], "Task has no topics"),
+        (["list", "--function", "x"], "Task has no functions"),
         (["list", "--order-by", "nothing"], "Task has no column nothing; its columns are id, name"),
         (["list", "--where", "nothing=7"], "Task has no column nothing"),
         (["list", "--where", "number"], "COLUMN=VALUE"),

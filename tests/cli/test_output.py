@@ -16,7 +16,7 @@ from sqlqueue._support.texts import error_group
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
-from tests.support.models import Chore, Mail, Seat, Task
+from tests.support.models import Chore, Job, Mail, Seat, Task
 
 TIMEOUT = "Timeout: [red]x[/]\x1b[31m\n  in line 2"
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
@@ -259,6 +259,15 @@ def test_limits_are_listed_and_set(url: str) -> None:
     assert (asked.exit_code, "this would stop all tasks of visit with the key 'a.org'" in asked.stderr) == (2, True)
     assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
     assert out("set-limit", "a.org", "0", model="Visit").startswith("visit, key a.org: the limit is 0 (it was 0)")
+
+
+def test_calls_are_listed_and_counted_by_their_function(url: str) -> None:
+    put(url, Job, *[{"task": name, "arguments": {}, **FAILED, "error": name} for name in ("shop.mail", "shop.bill")])
+    only = ["--function", "shop.mail"]
+    heading, line = (each.split() for each in out("list", *only, model="Job").splitlines())
+    assert (heading[3], line[3]) == ("function", "shop.mail")
+    assert [each["discarded"] for each in json.loads(out("stats", "--json", *only, model="Job"))] == [1]
+    assert [each["count"] for each in json.loads(out("errors", "--json", *only, model="Job"))] == [1]
 
 
 def test_models_of_slots_are_not_listed(url: str) -> None:
