@@ -23,6 +23,8 @@ from tests.dashboard.serving import dashboard
 ROUNDS = 7
 PAGES = {
     "overview": "/",
+    "overview, day": "/?period=day",
+    "overview, week": "/?period=week",
     "queue": "/queue/email",
     "available": "/queue/email?status=available",
     "running": "/queue/email?status=running",
