@@ -111,7 +111,7 @@ class Queues:
         if not found:
             raise refusal(f"{names_of(every)} holds the slots of limits, not tasks: name the model with the limits")
         name = self.queue
-        chosen = [spec for spec in found if name in (None, spec.name, spec.table.name, spec.entity.__name__)]
+        chosen = [spec for spec in found if name is None or name in called(spec)]
         if not chosen:
             raise refusal(f"there is no queue {name} in {self.target}; its queues are {names_of(found)}")
         return chosen
@@ -127,6 +127,11 @@ class Queues:
     def transact(self, work: Callable[[Session], R], *specs: QueueSpec) -> R:
         """See :func:`.transact`."""
         return transact(self.url, work, *specs)
+
+
+def called(spec: QueueSpec) -> tuple[str, ...]:
+    """Return the names by which ``--queue`` selects a queue: those of its model and of its table."""
+    return spec.entity.__name__, spec.table.name, spec.name
 
 
 def names_of(specs: Iterable[QueueSpec]) -> str:

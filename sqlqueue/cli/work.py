@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -33,7 +35,7 @@ from ..worker import (
     supervise,
 )
 from ._database import parsed, prepared, refusals
-from ._options import Target, Url, load
+from ._options import Target, Url, called, load, names_of
 from ._output import complain, refusal, say
 
 if TYPE_CHECKING:
@@ -50,16 +52,29 @@ def _address(text: str) -> Address:
         raise refusal(str(error)) from error
 
 
-WorkerTarget = Annotated[
-    str,
+WorkerTargets = Annotated[
+    list[str],
     typer.Argument(
         metavar="MODULE:WORKER",
-        help="The application's sqlqueue.Worker, such as myapp.jobs:worker. The current directory is on the import"
-        " path. The module must import all handlers.",
+        help="The application's sqlqueue.Worker, such as myapp.jobs:worker, or several. The current directory is on the"
+        " import path. The module must import all handlers.",
     ),
 ]
+OnlyQueues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help="Serve only this queue, by the name of its model or table; may be repeated. Default: all queues of the"
+        " worker's handlers.",
+    ),
+]
+Reload = Annotated[
+    bool, typer.Option("--reload", help="For development: replace the processes when the application's code changes.")
+]
 Processes = Annotated[
-    int, typer.Option("--processes", "-p", metavar="N", min=1, max=256, help="Number of worker processes.")
+    int, typer.Option("--processes", "-p", metavar="N", min=1, max=256, help="Number of processes of each worker.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, not only problems.")]
 
@@ -136,21 +151,28 @@ AppVersion = Annotated[
 
 
 def work(
-    target: WorkerTarget,
+    targets: WorkerTargets,
     processes: Processes = 1,
+    queues: OnlyQueues = None,
     verbose: Verbose = False,
-    health: Health = None,
     *,
+    health: Health = None,
     log_level: Level = None,
     log_format: Format = None,
     max_tasks: MaxTasks = None,
     max_memory: MaxMemory = None,
     replace_stalled: ReplaceStalled = False,
+    reload: Reload = False,
     app_version: AppVersion = None,
 ) -> None:
-    """Run a worker: claim tasks and call their handlers, until stopped.
+    """Run workers: claim tasks and call their handlers, until stopped.
 
         sqlqueue work myapp.jobs:worker --processes 4
+        sqlqueue work myapp.jobs:worker myapp.jobs:relay
+        sqlqueue work myapp.jobs:worker --queue email --queue invoice
+
+    Each worker, such as the application's own and the relay of its outbox, runs in processes of its own. With --queue,
+    several commands share the queues of a worker, for example to give one of them more processes.
 
     SIGTERM or Ctrl-C: claims nothing more and gives running handlers the worker's grace period; the remaining tasks are
     released, and other workers may claim them at once. A second one does not wait. While the database cannot be
@@ -175,18 +197,29 @@ def work(
     claims nothing, and keeps the tasks that it holds. With --replace-stalled, it is killed after 30 seconds, and
     replaced like one that has died, even if it is the only one.
 
+    With --reload, the Python files beside the modules that the application has loaded are watched. When one changes,
+    the processes stop as on SIGTERM and start anew. Code that cannot be imported is tried again, at once after the next
+    change.
+
     Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
     match the models.
     """
     logs = _Logging(log_level, log_format, verbose)
     with _ending_on_sigterm():
-        _worker(target)  # reports its problems once, not once per process
+        # reports problems once, not once per process
+        served = {handler.spec for target in targets for handler in _worker(target, queues)._served}
+        if absent := [name for name in queues or () if not any(name in called(spec) for spec in served)]:
+            raise refusal(f"no worker has handlers for {', '.join(absent)}")
         if logs.set_up() and log_format is not None:
             complain("--log-format has no effect: the application configures logging itself")
-        if health is not None and health.port + processes - 1 > LARGEST_PORT:
-            raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
-        start = partial(_process, target, logs, health, app_version)
-        status = supervise(start, processes, ProcessLimits(max_tasks, max_memory), replaces_stalled=replace_stalled)
+        number = processes * len(targets)
+        if health is not None and health.port + number - 1 > LARGEST_PORT:
+            raise refusal(f"--health: there are fewer than {number} ports from {health.port} upwards")
+        start = partial(_process, targets, queues, logs=logs, health=health, version=app_version)
+        has_changed = CodeChanges() if reload else None
+        status = supervise(
+            start, number, ProcessLimits(max_tasks, max_memory), has_changed, replaces_stalled=replace_stalled
+        )
     raise typer.Exit(status)
 
 
@@ -201,19 +234,61 @@ def _ending_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _worker(target: str) -> Worker:
+class CodeChanges:
+    """Tells whether Python files have changed, beside the modules that are loaded from outside of the installation."""
+
+    def __init__(self) -> None:
+        installed = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        directories = {Path(file).resolve().parent for file in files if file}
+        self._directories = sorted(
+            each for each in directories if not any(each.is_relative_to(prefix) for prefix in installed)
+        )
+        self._seen = self._times()
+        self._next = 0.0
+
+    def __call__(self) -> bool:
+        """Return whether files have been changed, added or removed since the last call; looks once a second."""
+        if time.monotonic() < self._next:
+            return False
+        before, self._seen, self._next = self._seen, self._times(), time.monotonic() + 1
+        return self._seen != before
+
+    def _times(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for directory in self._directories:
+            with suppress(OSError), os.scandir(directory) as entries:  # e.g. removed in the meantime
+                found |= {each.path: each.stat().st_mtime_ns for each in entries if each.name.endswith(".py")}
+        return found
+
+
+def _worker(target: str, queues: Sequence[str] | None) -> Worker:
+    """Return the worker of ``target``, which is to serve only ``queues`` if there are any."""
     worker = load(target)
     if not isinstance(worker, Worker):
         raise refusal(f"{target} is {type(worker).__name__}, not a sqlqueue.Worker")
     if not worker.handlers:
         raise refusal(f"{target} has no handlers: register one with @worker.handler(Task)")
     worker.origin = target
+    if queues:
+        specs = dict.fromkeys(handler.spec for handler in worker.handlers)
+        worker._only = {spec.name for spec in specs if any(name in called(spec) for name in queues)}
+        if not worker._only:
+            raise refusal(f"{target} has no handlers for {', '.join(queues)}; its queues are {names_of(specs)}")
     return worker
 
 
-def _process(target: str, logs: _Logging, health: Address | None, version: str | None, number: int) -> Worker:
+def _process(
+    targets: Sequence[str],
+    queues: Sequence[str] | None,
+    number: int,
+    *,
+    logs: _Logging,
+    health: Address | None,
+    version: str | None,
+) -> Worker:
     """Return the worker of process ``number``, with logging and health checks set up."""
-    worker = _worker(target)
+    worker = _worker(targets[number % len(targets)], queues)
     logs.set_up()
     worker.version = version or worker.version
     if health is not None:

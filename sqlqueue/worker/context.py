@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -26,7 +26,7 @@ from .completer import Completer
 from .database import Backoff, Database
 from .deadlines import track, transaction_limit
 from .executor import StartedTasks
-from .handlers import Handler, Settings, handled_specs, is_importable, place_of
+from .handlers import Handler, Place, Settings, handled_specs, is_importable
 from .heartbeat import BEATS
 from .jobs import InFlight
 from .news import PausedQueues
@@ -107,11 +107,11 @@ class WorkerContext:
         database: Database,
         reports: Reports,
         settings: Settings,
-        origin: str | None,
+        places: Mapping[Handler, Place],
         *,
         memory: Any,
     ) -> None:
-        """``origin``: where child processes import the worker from; ``memory``: for the tasks that the run starts, see
+        """``places``: where child processes find the handlers; ``memory``: for the tasks that the run starts, see
         :class:`.StartedTasks`."""
         self.specs = handled_specs(handlers)
         within = transaction_limit(min(handler.lease for handler in handlers))
@@ -139,9 +139,12 @@ class WorkerContext:
         self.apart: dict[Handler, Children] = {}
         """The child processes for suspects; those of a handler with ``isolation`` run its other tasks too."""
         for handler in handlers:
-            may_have_suspects = handler.mode == "lease" and handler.fetcher is None and is_importable(origin)
-            if origin is not None and (may_have_suspects or handler.isolation is not None):
-                self.apart[handler] = Children(place_of(handler, handlers, origin), handler, reports)
+            place = places.get(handler)
+            if place is None:
+                continue
+            may_have_suspects = handler.mode == "lease" and handler.fetcher is None and is_importable(place.origin)
+            if may_have_suspects or handler.isolation is not None:
+                self.apart[handler] = Children(place, handler, reports)
         self.suspects: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Each runs one suspect to its end, alone in this process, see :func:`.run_suspects`."""
         self._queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = {}

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol, TypeGuard, TypeVar, get_args, overload
+from typing import Any, Literal, Protocol, TypeVar, get_args, overload
 
 from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql import ClauseElement
@@ -418,9 +418,9 @@ def origin_of(worker: object) -> str | None:
     return None
 
 
-def is_importable(origin: str | None) -> TypeGuard[str]:
+def is_importable(origin: str) -> bool:
     """Return whether child processes can find the worker at ``origin``: the main program is different in each."""
-    return origin is not None and not origin.startswith("__m")
+    return not origin.startswith("__m")
 
 
 def place_of(handler: Handler, handlers: Sequence[Handler], origin: str) -> Place:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from .context import WorkerContext
 from .database import MAX_TRANSACTIONS, Backoff, Database, SharedConnections, until_success
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from .fetcher import BaseFetcher, Fetcher, run_suspects
-from .handlers import Handler, Settings
+from .handlers import Handler, Place, Settings
 from .heartbeat import Heartbeat
 from .lock_mode import LockModeFetcher
 from .news import Notifier, notifiers
@@ -169,7 +169,7 @@ class WorkerRun:
         database: Database,
         reports: Reports,
         settings: Settings,
-        origin: str | None = None,
+        places: Mapping[Handler, Place],
         *,
         supervision: Supervision = UNSUPERVISED,
         version: str | None = None,
@@ -177,7 +177,7 @@ class WorkerRun:
         for handler in handlers:
             picks(handler.spec, handler.where, ())  # rejects invalid criteria before anything starts
         context = self._context = WorkerContext(
-            handlers, database, reports, settings, origin, memory=supervision.memory
+            handlers, database, reports, settings, places, memory=supervision.memory
         )
         self._locked = {handler.spec for handler in handlers if handler.mode == "lock"}
         self._supervision = supervision

@@ -26,6 +26,8 @@ CANNOT_START = 3
 """The exit status of a process that would fail the same way again."""
 UNWATCHED = 5.0
 """Seconds between two looks at a process after which this process itself has not run, so that nothing is known."""
+LOOK_EVERY = 0.2
+"""The maximum of seconds between two looks at the processes."""
 SETTLED = 30.0
 """Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
 _STALLED_TEXT = "was killed because its event loop had been standing still for {:.0f} s"
@@ -35,6 +37,7 @@ def supervise(
     load: Callable[[int], Worker],
     processes: int,
     limits: ProcessLimits = UNLIMITED,
+    has_changed: Callable[[], bool] | None = None,
     *,
     replaces_stalled: bool = False,
 ) -> int:
@@ -45,10 +48,16 @@ def supervise(
     ``limits`` stops and is replaced at once.  With ``replaces_stalled``, one whose event loop stands still for 30
     seconds is killed, and replaced as if it had died.  A process that cannot start at all, for example because a table
     is missing, ends them all.
+
+    If ``has_changed`` is given, all processes are stopped as by a first signal, and started anew, whenever it returns
+    true; processes that cannot start then wait for a change.
     """
     supervised = supervised_processes(load, processes, limits)
 
+    stopping = threading.Event()
+
     def stop(*, at_once: bool = False) -> None:
+        stopping.set()
         for each in supervised:
             each.signal(signal.SIGTERM)
 
@@ -56,14 +65,20 @@ def supervise(
     with handling_signals(stop):
         for each in supervised:
             each.start()
-        while any(each.is_wanted for each in supervised):
-            connection.wait([each.sentinel for each in supervised if each.is_alive], timeout=0.2)
+        while any(each.is_wanted for each in supervised) or (has_changed is not None and not stopping.is_set()):
+            alive = [each.sentinel for each in supervised if each.is_alive]
+            connection.wait(alive, timeout=LOOK_EVERY) if alive else stopping.wait(LOOK_EVERY)
             for each in supervised:
                 if replaces_stalled:
                     each.kill_if_stalled()
                 each.replace_if_dead()
-            if any(each.has_refused for each in supervised):
-                stop()
+            if has_changed is None:
+                if any(each.has_refused for each in supervised):
+                    stop()
+            elif has_changed():
+                logger.info("the code has changed: worker processes are replaced")
+                for each in supervised:
+                    each.restart()
     return max((abs(each.status or 0) for each in supervised), default=0)
 
 
@@ -86,7 +101,7 @@ class SupervisedProcess:
         self._begun = 0.0
         self._due: float | None = None
         self._pauses: Iterator[timedelta] = growing_pauses(0.2, 30)
-        self._stopping = False
+        self._stopping = self._restarting = False
         self._memory: Any = None
         self._crashes: list[Crash] = []
         """The deaths of its predecessors whose tasks are still to be released."""
@@ -147,6 +162,16 @@ class SupervisedProcess:
             self._is_stalled = True
             self._process.kill()
 
+    def restart(self) -> None:
+        """Stop the process as a first signal does, and start it anew once it has ended, or at once if it has."""
+        if self._stopping:
+            return
+        if not self.is_alive:
+            self._due = time.monotonic()
+        elif not self._restarting:
+            os.kill(self._process.pid, signal.SIGTERM)
+        self._restarting = self.is_alive
+
     def replace_if_dead(self) -> None:
         """Schedule its replacement if it has died, and start the replacement when it is due."""
         if self._due is not None and time.monotonic() >= self._due:
@@ -163,13 +188,15 @@ class SupervisedProcess:
         # on a signal, it may not have installed its signal handlers yet
         self.status = 0 if self._stopping and status == -signal.SIGTERM else status
         self.has_refused = end is End.REFUSED
-        if end is End.LIMIT_REACHED:
-            self._due = None if self._stopping else time.monotonic()
-        elif end is End.DIED and not self._stopping:
-            how = _STALLED_TEXT.format(STALLED) if self._is_stalled else exit_text(status)
-            crash = crash_of(self._memory, how)
-            if crash is not None:
-                self._crashes.append(crash)
+        restarting, self._restarting = self._restarting, False
+        if self._stopping:
+            return
+        how = _STALLED_TEXT.format(STALLED) if self._is_stalled else exit_text(status)
+        if end is End.DIED and (crash := crash_of(self._memory, how)) is not None:
+            self._crashes.append(crash)
+        if restarting or end is End.LIMIT_REACHED:
+            self._due = time.monotonic()
+        elif end is End.DIED:
             self._schedule(status, how)
 
     def _schedule(self, status: int, how: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,12 +23,14 @@ from .handlers import (
     Handler,
     Isolation,
     Mode,
+    Place,
     Register,
     RegisteredHandlers,
     Settings,
     check_model,
     handler_of,
     origin_of,
+    place_of,
 )
 from .reports import Health, logger, make_reports
 from .run import UNSUPERVISED, WorkerRun, handling_signals
@@ -74,6 +76,7 @@ class Worker:
         )
         self._registered = RegisteredHandlers(is_async=self._database.is_async)
         self._supervision = UNSUPERVISED  # set in a process of a supervisor
+        self._only: Collection[str] | None = None  # set by the command line: the names of the queues to serve
         self._run: WorkerRun | None = None
         self._stop_first = self._has_run = False
         self.origin: str | None = None
@@ -241,8 +244,8 @@ class Worker:
         if self._run is not None:
             raise IllegalTransitionError("this worker is already running: create another, or run it in one place only")
         try:
-            parts = self.handlers, self._database, self._reports, self._settings
-            self._run = WorkerRun(*parts, self._find_origin(), supervision=self._supervision, version=self.version)
+            parts = self._served, self._database, self._reports, self._settings, self._places()
+            self._run = WorkerRun(*parts, supervision=self._supervision, version=self.version)
             if self._stop_first:
                 self._run.stop(at_once=False)
             await self._run.serve()
@@ -256,14 +259,23 @@ class Worker:
             self._last_run, self._run = self._run, None
             self._stop_first, self._has_run = False, True
 
-    def _find_origin(self) -> str | None:
+    @property
+    def _served(self) -> list[Handler]:
+        """The handlers whose queues this process serves."""
+        only = self._only
+        return [each for each in self.handlers if only is None or each.spec.name in only]
+
+    def _places(self) -> dict[Handler, Place]:
+        """Return where child processes find the handlers; none if they cannot import this worker."""
         self.origin = self.origin or origin_of(self)
-        if self.origin is None and any(handler.isolation is not None for handler in self.handlers):
+        if self.origin is None and any(handler.isolation is not None for handler in self._served):
             raise ArgumentError(
                 "isolation='process' needs a worker that child processes can import: make it a global variable of a"
                 " module, or set worker.origin = 'module:attribute'"
             )
-        return self.origin
+        return (
+            {} if self.origin is None else {each: place_of(each, self.handlers, self.origin) for each in self._served}
+        )
 
     def health(self) -> Health | None:
         """Return the worker's health, or ``None`` unless it runs.  Thread-safe; sends nothing to the database."""

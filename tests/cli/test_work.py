@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
 from tests.cli.invoking import PROGRAM, words
-from tests.support.models import Base, Task
+from tests.support.models import Base, Letter, Mail, Task
 
 JOBS = """
 from sqlalchemy import create_engine
@@ -100,6 +105,9 @@ def test_a_port_that_cannot_be_served_ends_the_command(jobs: Path) -> None:
     [
         (["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
         (["--health", "65535", "--processes", "2"], "--health: there are fewer than 2 ports from 65535 upwards"),
+        (["--queue", "mail"], "jobs_of_test:worker has no handlers for mail; its queues are task"),
+        (["--queue", "task", "-q", "mail"], "no worker has handlers for mail"),
+        (["jobs_of_test:Task"], "jobs_of_test:Task is DeclarativeAttributeIntercept, not a sqlqueue.Worker"),
         (["--max-tasks", "0"], "greater than or equal to 1"),
         (["--max-memory", "-1"], "greater than or equal to 1"),
     ],
@@ -112,3 +120,77 @@ def test_invalid_worker_options_are_rejected(
     told = CliRunner().invoke(application(), ["work", "jobs_of_test:worker", *arguments])
     assert (told.exit_code, told.stdout) == (2, "")
     assert said in words(told.stderr)
+
+
+SEVERAL = """
+import logging
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from sqlqueue import Worker
+from tests.support.models import Base, Letter, Mail, Task
+
+engine = create_engine("sqlite:///several.db")
+Base.metadata.create_all(engine)
+logging.basicConfig(level="INFO", format="%(message)s")
+worker, other = (Worker(sessionmaker(engine)) for _ in range(2))
+for one, model in ((worker, Task), (worker, Mail), (other, Letter)):
+    isolation = "process" if model is Mail else None
+    one.handler(model, isolation=isolation)(lambda task: print("VERSION", type(task).__name__))
+"""
+
+
+@contextmanager
+def running(directory: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], None]]]:
+    """Run the command; yield its process, and a function that waits until it has printed a text once more."""
+    command = [sys.executable, "-P", "-u", "-c", PROGRAM, "work", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed: list[str] = []
+
+        def wait_for(text: str) -> None:
+            for line in process.stdout or ():
+                printed.append(line)
+                if text in line:
+                    return
+            raise AssertionError(f"{text!r} is not in {printed}")
+
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        try:
+            yield process, wait_for
+        finally:
+            limit.cancel()
+            process.kill()
+
+
+def add(directory: Path, *tasks: Any) -> None:
+    engine = create_engine(f"sqlite:///{directory / 'several.db'}")
+    with Session(engine) as session, session.begin():
+        session.add_all(tasks)
+    engine.dispose()
+
+
+def test_several_workers_serve_chosen_queues_and_are_reloaded(jobs: Path) -> None:
+    code = jobs / "jobs_of_test.py"
+    code.write_text(SEVERAL.replace("VERSION", "first"))
+    targets = ["jobs_of_test:worker", "jobs_of_test:other"]
+    with running(jobs, *targets, "-q", "mail", "-q", "Letter", "--reload") as (process, wait_for):
+        wait_for("started")
+        add(jobs, Task(name="left"), Letter(recipient="a"))
+        wait_for("first Letter")
+        add(jobs, Mail())
+        wait_for("first Mail")
+        code.write_text("not Python")
+        wait_for("has died")
+        code.write_text(SEVERAL.replace("VERSION", "second"))
+        add(jobs, Mail(), Letter(recipient="a"))
+        wait_for("second")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    engine = create_engine(f"sqlite:///{jobs / 'several.db'}")
+    with Session(engine) as session:
+        assert session.scalars(select(Task.status)).all() == ["available"]
+    engine.dispose()
