@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import hashlib
@@ -43,7 +44,18 @@ def _undisturbed(target: Callable[..., object], *args: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _CAN_BLOCK:  # otherwise the programs that it starts could not be interrupted either
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    target(*args)
+    try:
+        target(*args)
+    finally:
+        run_exit_functions()
+
+
+def run_exit_functions() -> None:
+    """Call what the application has registered with :mod:`atexit`, such as the export of its last spans.
+
+    Not every version of :mod:`multiprocessing` does so at the end of a process.
+    """
+    atexit._run_exitfuncs()
 
 
 _IN_FORKS: dict[int, Any] = {}
@@ -210,7 +222,7 @@ def has_ended(process: int, birth: str | None) -> bool:
     except ProcessLookupError:
         return True
     except OSError:  # it belongs to another user
-        pass
+        run_exit_functions()
     status = _status(process)
     return status is not None and (status[0] == "Z" or birth != f"{place} {status[_STARTED]}")
 

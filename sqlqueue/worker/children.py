@@ -29,6 +29,7 @@ from .._support.processes import (
     kill_group,
     lead_group,
     resident_memory,
+    run_exit_functions,
     settle_in,
 )
 from .._support.texts import error_text, traceback_text
@@ -190,6 +191,7 @@ def child_main(connection: Connection, place: Place, levels: Mapping[str, int]) 
         while (call := channel.receive()) is not None:
             channel.send(Answer.of(runner.run(call), resident_memory()))
     end_soon()
+    run_exit_functions()
 
 
 class _JobRunner:

@@ -267,7 +267,7 @@ def test_calls_are_listed_and_counted_by_their_function(url: str) -> None:
     heading, line = (each.split() for each in out("list", *only, model="Job").splitlines())
     assert (heading[3], line[3]) == ("function", "shop.mail")
     assert [each["discarded"] for each in json.loads(out("stats", "--json", *only, model="Job"))] == [1]
-    assert [each["count"] for each in json.loads(out("errors", "--json", *only, model="Job"))] == [1]
+    assert len(json.loads(out("errors", "--json", *only, model="Job"))) == 1
 
 
 def test_models_of_slots_are_not_listed(url: str) -> None:

@@ -65,7 +65,8 @@ def test_an_application_that_configures_logging_logs_each_line_once(jobs: Path, 
 
 
 SHOP = f"""{JOBS.partition("worker.handler")[0]}
-import logging
+import atexit, logging
+atexit.register(lambda: logging.getLogger("exit").warning("ends"))
 class Shown(logging.StreamHandler):
     def format(self, record):
         return '{{"logger": "audit"}}'
@@ -89,6 +90,7 @@ def test_lines_of_the_application_are_logged_too_and_each_once(jobs: Path) -> No
     told = work(jobs, "--log-format", "json")
     lines = [json.loads(line) for line in told.stderr.splitlines()]
     assert [each["logger"] for each in lines].count("audit") == 1
+    assert [each["logger"] for each in lines].count("exit") == 2, "not in each of the two processes"
     (own,) = (each for each in lines if each["logger"] == "shop")
     assert (own["level"], own["message"], own["queue"], own["key"], own["attempt"]) == ("INFO", "sent", "task", "7", 1)
     assert sum("started, for task" in each.get("message", "") for each in lines) == 1
