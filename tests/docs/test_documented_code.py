@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 
 from tests.docs.pages import PAGES, README, WITH_CODE, blocks, files, name
 
-SHOWN = {"console", "dockerfile", "ini", "sh", "sql", "text", "toml", "yaml"}
-"""Languages of blocks that are not run."""
-IN_CHILD = {"django.md"}
-"""Pages that run in separate processes, since they change global state such as Django's settings."""
+SHOWN = {"console", "dockerfile", "ini", "py", "sh", "sql", "text", "toml", "yaml"}
+"""Languages of blocks that are not run; "py" is Python with packages that the tests do not install."""
+IN_CHILD = {"django.md", "logs.md"}
+"""Pages that run in separate processes, since they change global state such as Django's settings, and logging."""
 
 
 @contextmanager
