@@ -61,7 +61,7 @@ def _queue_figures(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) ->
         "queue": spec.name,
         "model": f"{spec.entity.__module__}.{spec.entity.__qualname__}",
         **_counts(found),
-        **facts(found, "claimable", "overdue", "oldest_claimable", "oldest_running"),
+        **facts(found, "claimable", "limited", "overdue", "oldest_claimable", "oldest_running"),
         **facts(found, "finished_last_minute", "finished_last_hour"),
         "unserved_functions": {name: age.total_seconds() for name, age in found.unserved_functions.items()},
         "unknown": dict(found.unknown),
@@ -196,8 +196,7 @@ def stats(
     finished within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks are
     counted in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are
     the functions whose calls have waited for more than five minutes while none was running: no worker seems to have
-    them
-    registered; and rows whose status sqlqueue does not know, which no claim finds.
+    them registered; and rows whose status sqlqueue does not know, which no claim finds.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
     and without options that select tasks, it shows the attempts that ended instead: "failed" counts those that failed,
@@ -205,7 +204,7 @@ def stats(
     their run time, and of the waiting time of tasks since creation.
 
     With --json: an array of objects with queue (its table), model, a number for each state, abandoned, total,
-    unfinished, claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour,
+    unfinished, claimable, limited, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour,
     unserved_functions (how long their calls have waited), unknown (the number of rows with each unknown status), capped
     (an array of the names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at,
     paused_by and reason.

@@ -94,6 +94,7 @@ def _sum(queues: Iterable[QueueOverview]) -> QueueOverview:
         sum(each.abandoned for each in every),
         frozenset().union(*(each.capped for each in every)),
         claimable=sum(each.claimable for each in every),
+        limited=sum(each.limited for each in every),
         oldest_claimable=max(waits, default=None),
         oldest_running=max(runs, default=None),
     )

@@ -329,7 +329,7 @@ class LimitedClaim:
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
         # read the full keys once, instead of checking each task: a full key may have very many tasks
-        full = self.slots.made.get("full", lambda: _full(self.slots))
+        full = self.slots.made.get("full", lambda: full_keys(self.slots))
         passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, full).scalars())
         more = True
         while more and len(claimed) < limit and not self.is_over():
@@ -473,7 +473,7 @@ def _takeable(slots: QueueSpec) -> tuple[Criterion, ...]:
     return (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
 
 
-def _full(slots: QueueSpec) -> Select[tuple[str]]:
+def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     """Return the keys without slots to take: all are held, or more tasks run than a lowered limit allows."""
     other, key = slots.table.alias("other"), slots["slot_key"]
     free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))

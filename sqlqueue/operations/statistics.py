@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
+    FromClause,
     Select,
     String,
     Subquery,
@@ -31,6 +32,7 @@ from .._support.checks import count
 from .._support.errors import ArgumentError
 from .._support.private import tables_in
 from ..dialects.base import Adapter
+from ..kinds.limits import full_keys, slots_of
 from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, Status
@@ -64,6 +66,8 @@ class Portion:
     """The order that decides which rows are read if there are more than the cap."""
     window: Window | None = None
     """What to count instead of all that satisfy ``rows``."""
+    slots: QueueSpec | None = None
+    """The slots that tasks with a ``limit_key`` need, of which those that get none do not count as claimable."""
 
 
 def waits(spec: QueueSpec) -> Criterion:
@@ -117,7 +121,10 @@ class QueueOverview(QueueStats):
     """The most important figures of a queue for operators.  All ages are by the database's clock."""
 
     claimable: int = 0
-    """The number of tasks that can be claimed now: available, due, or abandoned with an expired lease."""
+    """The number of tasks that can be claimed now: available, due, or abandoned with an expired lease.  Tasks whose
+    ``limit_key`` is at its limit are not among them, but those of paused queues and topics are."""
+    limited: int = 0
+    """The number of tasks that could be claimed if fewer with their ``limit_key`` were running."""
     overdue: int = 0
     """The number of these that were scheduled, or to be retried, at a time that has passed."""
     oldest_claimable: timedelta | None = None
@@ -212,8 +219,9 @@ def overview(
     return QueueOverview(
         found.counts,
         found.abandoned,
-        found.capped,
+        found.capped | ({"limited"} if spec.is_limited and "claimable" in found.capped else set()),
         claimable=sum(row.claimable for row in rows),
+        limited=sum(row.limited for row in rows) if spec.is_limited else 0,
         overdue=sum(row.overdue for row in rows),
         oldest_claimable=_age(rows, "claimable_since"),
         oldest_running=_age(rows, "running_since"),
@@ -307,9 +315,10 @@ class _Count:
     def _each_task(self, portion: Portion) -> Subquery:
         flags = (case((criterion, _ONE)).label(name) for name, criterion in portion.flags.items())
         moments = (moment.label(name) for name, moment in portion.moments.items())
+        key = [] if portion.slots is None else [self.spec["limit_key"].label("limit_key")]
         # leave out a status that is not needed: an engine would read the row in addition to its index
         status = [self.spec["status"].label("status")] if portion.states else []
-        columns = (*status, *flags, *moments)
+        columns = (*status, *flags, *moments, *key)
         if portion.window is not None:
             return portion.window.select(*columns, limit=self.cap).subquery("each_task")
         rows = select(*columns).where(only(self.spec, portion.rows, *self.where))
@@ -318,13 +327,22 @@ class _Count:
 
 def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: Iterable[str]) -> Select[Any]:
     nothing: ColumnElement[int] = literal_column("0")
+    source: FromClause = each
+    values: dict[str, ColumnElement[Any]] = {name: each.c[name] for name in (*portion.flags, *portion.moments)}
+    if portion.slots is not None:  # joined to the rows that are counted, of which there are at most as many as the cap
+        full = full_keys(portion.slots).subquery("full_key")
+        (key,) = full.c
+        source = each.outerjoin(full, each.c.limit_key == key)
+        for name in values.keys() & {"claimable", "overdue", "claimable_since"}:
+            values[name] = case((key.is_(None), values[name]))
+        values["limited"] = case((key.is_not(None), each.c.limited))
     columns: list[ColumnElement[Any]] = [
         func.count().label("tasks"),
-        *((func.count(each.c[name]) if name in portion.flags else nothing).label(name) for name in flags),
-        *((func.min(each.c[name]) if name in portion.moments else null()).label(name) for name in moments),
+        *((func.count(values[name]) if name in portion.flags else nothing).label(name) for name in flags),
+        *((func.min(values[name]) if name in portion.moments else null()).label(name) for name in moments),
     ]
     status: list[ColumnElement[Any]] = [each.c.status if portion.states else null().label("status")]
-    measured = select(*status, *columns).select_from(each)
+    measured = select(*status, *columns).select_from(source)
     return measured.group_by(each.c.status) if portion.states else measured
 
 
@@ -348,17 +366,16 @@ def _looking_over(counting: _Count) -> list[Portion]:
 
 def _aged(spec: QueueSpec, portion: Portion) -> Portion:
     """Return a portion of unfinished tasks that also counts those that can be claimed, with the earliest time."""
-    if Status.AVAILABLE in portion.states:
-        since = case((~waits(spec), spec["available_at"]))
-        return replace(portion, flags={**portion.flags, "claimable": ~waits(spec)}, moments={"claimable_since": since})
-    _, step = picks(spec, (), ())
-    can_be_claimed = and_(*step(1).state)
-    flags = {"claimable": can_be_claimed, "overdue": and_(can_be_claimed, ~is_held(spec))}
-    moments = {
-        "claimable_since": case((can_be_claimed, spec["available_at"])),
-        "running_since": case((is_held(spec), spec["claimed_at"])),
-    }
-    return replace(portion, flags={**portion.flags, **flags}, moments=moments)
+    are_due = Status.AVAILABLE not in portion.states
+    can_be_claimed = and_(*picks(spec, (), ())[1](1).state) if are_due else ~waits(spec)
+    flags = {**portion.flags, "claimable": can_be_claimed}
+    moments: dict[str, ColumnElement[Any]] = {"claimable_since": case((can_be_claimed, spec["available_at"]))}
+    if are_due:
+        flags["overdue"] = and_(can_be_claimed, ~is_held(spec))
+        moments["running_since"] = case((is_held(spec), spec["claimed_at"]))
+    if not spec.is_limited:
+        return replace(portion, flags=flags, moments=moments)
+    return replace(portion, flags={**flags, "limited": can_be_claimed}, moments=moments, slots=slots_of(spec))
 
 
 def _unserved(session: Session, entity: type[QueueMixin], where: Sequence[Where]) -> Mapping[str, timedelta]:

@@ -185,6 +185,7 @@ def statistics() -> Iterator[tuple[str, Call]]:
     yield "Task.stats", lambda s: s.stats(Task)
     yield "Mail.stats(scan)", lambda s: s.stats(Mail, Mail.topic == "news", Mail.subject == "x", scan=100)
     yield "Task.overview(scan)", lambda s: s.overview(Task, scan=100)
+    yield "Visit.overview", lambda s: s.overview(Visit)
     yield "Mail.stats_by", lambda s: s.stats_by(Mail, Mail.topic)
     yield "Task.stats_by(expression)", lambda s: s.stats_by(Task, Task.number % 7, Task.name == "x")
     yield "CreditNote.stats_by", lambda s: s.stats_by(CreditNote, CreditNote.amount)

@@ -23,7 +23,7 @@ from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.suite.simultaneous import concurrently
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, SQLSlot, Visit
-from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
+from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.support.workers import seen
 
 leases = pytest.mark.parametrize("lease", ["default", None])
@@ -107,6 +107,23 @@ def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, m
     assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 20
     b.rollback()
     a.rollback()
+
+
+def test_tasks_at_their_limit_do_not_count_as_claimable(db: Database) -> None:
+    """Otherwise a tenant whose limit is reached looks like a queue that falls behind."""
+    visits(db, *"aaaa", available_at=PAST, priority=-1)
+    visits(db, *"bb", None)
+    visits(db, "a", status="scheduled", available_at=PAST)
+    running = claim(db, Visit.limit_key == "a")
+    found = db.committed.overview(Visit)
+    assert (len(running), found.claimable, found.limited, found.overdue, found["available"]) == (2, 3, 3, 0, 5)
+    assert found.oldest_claimable is not None
+    assert found.oldest_claimable < timedelta(hours=1)
+    db.committed.complete(running[:1])
+    found = db.committed.overview(Visit)
+    assert (found.claimable, found.limited, found.overdue) == (6, 0, 1)
+    assert found.oldest_claimable is not None
+    assert found.oldest_claimable > timedelta(hours=1)
 
 
 @leases
