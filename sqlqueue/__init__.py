@@ -25,6 +25,7 @@ from .diagnostics.drift import watch as _watch
 from .kinds import (
     JobMixin,
     LimitMixin,
+    ProgressMixin,
     RecurringMixin,
     ResultMixin,
     SlotMixin,
@@ -76,6 +77,7 @@ __all__ = [
     "LinearBackoff",
     "PauseMixin",
     "ProcessDiedError",
+    "ProgressMixin",
     "QueueMixin",
     "QueueOptions",
     "QueueSession",

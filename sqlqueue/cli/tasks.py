@@ -17,7 +17,7 @@ from .._support.errors import Claim
 from .._support.texts import key_text, readable
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of
-from ..operations import PastAttempt, spoken
+from ..operations import PastAttempt, reported, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import FINAL, Status
@@ -179,10 +179,16 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
         kept = {} if past is None else {"history": [asdict(each) for each in past]}
         print_json(None if facts is None else facts | kept)
     elif facts is not None:
-        own = facts.pop("columns")
+        own, told = facts.pop("columns"), reported(facts.get("progress"))
+        if told is not None:
+            facts["progress"] = told.text
         facts |= {"lease": _lease(facts, now), "attempt": _attempt(facts)}
         shown = {name: plain(each, lines=name == "error") for name, each in (facts | own).items()}
         print_record(shown.items(), texts=["error"])
+        if told is not None and told.notes:
+            say(f"\nNotes ({told.dropped} older ones are not kept):" if told.dropped else "\nNotes:")
+            for moment, text in told.notes:
+                say(f"  {moment_text(moment)} {readable(text)}")
         _print_past(past or ())
     else:
         say(f"There is no {spec.name} {key}.")

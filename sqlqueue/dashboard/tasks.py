@@ -19,7 +19,7 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..lifecycle.kind import Cause
 from ..model.companions import history_of
-from ..operations import Bucket, Explanation, PastAttempt
+from ..operations import Bucket, Explanation, PastAttempt, reported
 from ..operations.filtering import exactly, identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page
 from ..operations.reactivating import EDITABLE
@@ -258,6 +258,7 @@ async def show_task(request: Request) -> Response:
         task=detail,
         actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
         editable=site.exposure.editable_of(spec) if _may_edit(request, detail) else (),
+        progress=reported(detail.own.get("progress")),
         rest=_rest(detail.own),
         moments=TIMES,
     )
@@ -293,5 +294,5 @@ def _read_task(session: Session, exposure: Exposure, spec: QueueSpec, key: Ident
 
 def _rest(own: Mapping[str, Any]) -> Sequence[tuple[str, Any]]:
     """Return the columns that are shown as a plain list."""
-    apart = {"status", "error", "claim_token", *TIMES}
+    apart = {"status", "error", "claim_token", "progress", *TIMES}
     return [(role, value) for role, value in own.items() if role not in apart and value is not None]

@@ -5,7 +5,7 @@ To add a kind, add it here, an import below, and its documentation.  What it wri
 changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all assignments is seen.
 """
 
-from .columns import JobMixin, OutboxMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
+from .columns import JobMixin, OutboxMixin, ProgressMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
 from .limits import LimitMixin, SlotMixin
 from .recurring import RecurringMixin, StageMixin
 
@@ -13,6 +13,7 @@ __all__ = [
     "JobMixin",
     "LimitMixin",
     "OutboxMixin",
+    "ProgressMixin",
     "RecurringMixin",
     "ResultMixin",
     "SlotMixin",

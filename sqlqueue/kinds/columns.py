@@ -53,22 +53,26 @@ class JobMixin(QueueMixin):
         called."""
 
 
-# -- queues that store the results of their tasks ---------------------------------------------------------------------
+# -- queues that store the results of their tasks, or their progress --------------------------------------------------
 
 
-class Results(Kind):
-    """Clears the result of an earlier run when a task is reactivated."""
+class Cleared(Kind):
+    """Clears what an earlier run has left when a task is reactivated."""
+
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        return [(spec[role], case((running, spec[role]), else_=null())) for role in self.columns]
+
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
+        return [(spec[role], null()) for role in self.columns]
+
+
+class Results(Cleared):
+    """Results, which are not deleted with their tasks."""
 
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if "result" in roles and options.on_complete == "delete":
             return "on_complete='delete' would delete the result with the task: choose on_complete='keep'"
         return None
-
-    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
-        return [(spec["result"], case((running, spec["result"]), else_=null()))]
-
-    def redriven(self, spec: QueueSpec) -> list[Assignment]:
-        return [(spec["result"], null())]
 
 
 RESULTS = Results(
@@ -86,6 +90,30 @@ class ResultMixin(QueueMixin):
     if TYPE_CHECKING:
         result: Mapped[Any]
         """The result as JSON; ``None`` until the task is completed."""
+
+
+PROGRESS = Cleared(
+    columns={"progress": lambda _: optional(json_type())},
+    checks={"progress": check_stored_json},
+    written_by_queue=("progress",),
+)
+
+
+class ProgressMixin(QueueMixin):
+    """A queue whose handlers report how far they are, and short notes, while they run: :meth:`.Job.report` and
+    :meth:`.Job.note` of the :func:`.current_job`."""
+
+    __queue_kind__: ClassVar[Kind | None] = PROGRESS
+
+    if TYPE_CHECKING:
+        progress: Mapped[dict[str, Any] | None]
+        """What the handler has reported, as JSON; ``None`` if nothing.
+
+        - ``value``: from 0 to 1, or ``None``; ``text``: what was reported with it, or ``None``;
+        - ``attempt``: the number of the attempt that has reported them;
+        - ``notes``: the newest notes, each with ``at``, ``attempt`` and ``text``, the oldest first;
+        - ``dropped``: how many older notes are not kept.
+        """
 
 
 # -- queues divided by topic ------------------------------------------------------------------------------------------

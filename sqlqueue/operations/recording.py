@@ -149,6 +149,39 @@ def _delay(policy: RetryPolicy, attempt: int) -> timedelta | None:
         return None
 
 
+# -- describes what handlers have reported about their tasks (``ProgressMixin``) ---------------------------------------
+
+
+class Reported(NamedTuple):
+    """The ``progress`` of a task, as operators see it."""
+
+    text: str
+    """How far it is, such as ``"40 %: page 4 of 10"``; empty if that is not known."""
+    share: float | None
+    """From 0 to 1."""
+    attempt: int | None
+    """The attempt that has reported it."""
+    notes: tuple[tuple[datetime, str], ...]
+    """The newest notes and their times, the oldest first."""
+    dropped: int
+    """How many older notes are not kept."""
+
+
+def reported(stored: object) -> Reported | None:
+    """Return what the ``progress`` of a task says; ``None`` if nothing, or if it was not written by a worker."""
+    try:
+        found: Any = stored
+        share, notes = (
+            found["value"],
+            tuple((datetime.fromisoformat(note["at"]), str(note["text"])) for note in found["notes"]),
+        )
+        percent = "" if share is None else f"{math.floor(share * 100 + 1e-6)} %"
+        text = ": ".join(filter(None, (percent, found["text"])))
+        return Reported(text, share, found["attempt"], notes, found["dropped"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 # -- writes finished attempts to the history, in the transaction that settles them ------------------------------------
 
 Traceback: TypeAlias = BaseException | str | None

@@ -335,6 +335,20 @@ def extended(lease: timedelta | None) -> Settlement:
     return Settlement(write=write, shows=lambda spec, shown: {"available_at": UNKNOWN})
 
 
+def _reported(document: Mapping[str, Any]) -> Settlement:
+    """Write what a handler reports; the claims continue."""
+    return Settlement(write=_update(lambda fence: [(fence.spec["progress"], document)]))
+
+
+def report_some(
+    session: Session, reports: Iterable[tuple[Claim, Mapping[str, Any]]], *, waits: bool = True
+) -> list[Claim]:
+    """Write what handlers report.  Returns the claims that are lost or, without ``waits``, whose rows are locked."""
+    return [
+        lost for claim, document in reports for lost in settle_some(session, claim, _reported(document), waits=waits)
+    ]
+
+
 # -- settles claims. Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them -------------------
 
 Tasks: TypeAlias = QueueMixin | Claim | Iterable[QueueMixin] | Iterable[Claim]

@@ -34,7 +34,7 @@ from ..sql import (
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .control import pauses_of
 from .paging import finds_finished
-from .recording import brief, spoken, was_set_aside
+from .recording import brief, reported, spoken, was_set_aside
 from .workers import holder_of, workers
 
 _MINUTE = timedelta(minutes=1)
@@ -152,6 +152,9 @@ def _state(seen: SeenTask) -> Reason | None:
         since = values["claimed_at"]
         text = f"it has been running on {values['claimed_by']} since {moment_text(since)}"
         text = f"{text}, and is leased until {moment_text(moment)}"
+        told = reported(values.get("progress"))
+        if told is not None and told.text and told.attempt == tries:
+            text = f"{text}; its handler reports {told.text}"
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
         left = max(values["max_attempts"] - tries, 0)

@@ -141,6 +141,11 @@ class QueueSpec:
         return "result" in self.columns
 
     @cached_property
+    def has_progress(self) -> bool:
+        """Whether handlers report how far they are (``ProgressMixin``)."""
+        return "progress" in self.columns
+
+    @cached_property
     def holds_tasks(self) -> bool:
         """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
         return "slot_key" not in self.columns

@@ -15,7 +15,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmake
 
 from .. import operations
 from .._support.checks import count, duration
-from .._support.errors import ArgumentError, Claim, ClaimLostError, HandlerNotFoundError
+from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
 from ..functions.functions import J
@@ -36,6 +36,7 @@ from ..worker import (
     outcome_of,
     outcomes_in,
     write_outcomes,
+    write_reports,
 )
 
 if TYPE_CHECKING:
@@ -298,16 +299,17 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Per
     held = claim_of(task)
     if handler.mode == "at-most-once":
         operations.complete(session, held)
-    savepoint = session.begin_nested()
+    job, savepoint = Job(handler, task), session.begin_nested()
     try:
-        result = _call(session, handed, handler, task)
+        result = _call(session, handed, job)
         if handler.chunk is not None:
             result = outcomes_in(handler, [task], result).get(id(task))
         if isinstance(result, Exception):
-            returned = _failed(session, task, held, result)
+            returned = _failed(session, task, job, result)
             savepoint.commit()
             return returned
         if is_unsettled(task):
+            write_reports(session, [job])
             operations.complete(session, held, result)
         savepoint.commit()
     except Exception as error:
@@ -316,14 +318,15 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Per
         savepoint.rollback()
         if not is_unsettled(task):
             return _Performed("completed", error)
-        return _failed(session, task, held, error)
+        return _failed(session, task, job, error)
     _reload(session, task)
     return _Performed("completed", None)
 
 
-def _failed(session: Session, task: Any, held: Claim, error: Exception) -> _Performed:
+def _failed(session: Session, task: Any, job: Job, error: Exception) -> _Performed:
     outcome = outcome_of(error)
-    write_outcomes(session, [(held, outcome)])
+    write_reports(session, [job])
+    write_outcomes(session, [(job.claim, outcome)])
     status = _reload(session, task)
     kind = "discarded" if outcome.kind == "failed" and status == Status.DISCARDED else outcome.kind
     return _Performed(kind, None if is_signal(error) else error)
@@ -337,14 +340,15 @@ def _reload(session: Session, task: Any) -> str | None:
     return None if found is None else getattr(found, spec.attributes["status"])
 
 
-def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
+def _call(session: Session, handed: Any, job: Job) -> object:
     """Call the handler.  Returns its result if the model stores results."""
+    handler, task = job.handler, job.task
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
     argument = task if handler.chunk is None else [task]
     unlimited, arguments = replace(handler, timeout=None), [handed, argument] if handler.takes_session else [argument]
-    token = current.set(Job(handler, task))
+    token = current.set(job)
     try:
         if handler.is_coroutine and not is_async:
             from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415

@@ -27,6 +27,7 @@ from .jobs import (
     outcome_of,
     plain_failure,
     write_outcomes,
+    write_reports,
 )
 from .logs import JSONLogFormatter, LogFormat, TaskLogFilter, log_fields, log_to_stderr
 from .reports import HAS_PROMETHEUS, LARGEST_PORT, TEXT, Address, Health, Reports, address_of, serve_health

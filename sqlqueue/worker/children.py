@@ -87,6 +87,13 @@ class Logged(NamedTuple):
     record: logging.LogRecord
 
 
+class Reported(NamedTuple):
+    """From a child whose handler has reported its progress, or a note."""
+
+    progress: float | None
+    text: str | None
+
+
 class Answer(NamedTuple):
     """From a child whose handler has ended."""
 
@@ -237,6 +244,14 @@ class _ChildJob(Job):
     def __init__(self, handler: Handler, task: Any, channel: Channel) -> None:
         super().__init__(handler, task)
         self._channel = channel
+
+    def report(self, progress: float, text: str | None = None) -> None:
+        super().report(progress, text)
+        self._channel.send(Reported(progress, text))
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self._channel.send(Reported(None, text))
 
     def about_to_write(self) -> None:
         self._channel.send(Returned())
@@ -438,8 +453,14 @@ class _Child:
                     job.has_returned = False
                     deadline = self._deadline(job.handler.timeout)
                     reports.retried(job, reason)
+                    if job.progress is not None:
+                        job.progress.is_held = True
                 case Logged(record):
                     _log(record)
+                case Reported(None, str(text)):
+                    job.note(text)
+                case Reported(float() | int() as progress, text):
+                    job.report(progress, text)
                 case Answer():
                     return message.ended(), message.memory
                 case None:

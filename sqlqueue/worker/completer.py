@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from sqlalchemy.orm import Session
+
 from ..dialects.base import Adapter
 from ..transaction import channel_of, spread
 from .database import Backoff, Database, until_success
 from .deadlines import transaction_limit
-from .jobs import InFlight, Job, Outcome, Written, plain_failure, write_what_is_free
+from .jobs import InFlight, Job, Outcome, Written, plain_failure, write_reports, write_what_is_free
 from .reports import Reports
 from .threads import soon
 
@@ -110,7 +112,13 @@ class Completer:
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome, _ in batch]
         within = transaction_limit(min([job.handler.lease for job, *_ in batch]))
-        return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
+
+        def settle(session: Session) -> Written:
+            if batch[0].job.progress is not None:
+                write_reports(session, [job for job, *_ in batch], waits=False)
+            return write_what_is_free(session, outcomes)
+
+        return await self._database.run(settle, within)
 
     def _resume(self) -> None:
         postponed, self._postponed = self._postponed, []

@@ -38,7 +38,7 @@ from ..transaction import carry, is_unsettled, may_have_written
 from .database import Database
 from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler
-from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of
+from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of, write_reports
 from .reports import Reports
 from .threads import in_task, soon
 
@@ -302,6 +302,8 @@ class Executor:
                 if is_unsettled(task):
                     is_left = not may_have_written(session)
                     if not is_left:
+                        if job.progress is not None:
+                            write_reports(session, [job])
                         operations.complete(session, task, result)
                 session.commit()
                 return Ended(completed(result), is_written=not is_left)
@@ -327,6 +329,8 @@ class Executor:
     def run_again(self, job: Job, error: BaseException, tries: int) -> None:
         """Report that the transaction of a job lost a conflict, which happened ``tries`` times, and pause."""
         self.reports.retried(job, error)
+        if job.progress is not None:
+            job.progress.is_held = True
         seconds = random.uniform(0, 0.1 * tries)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415

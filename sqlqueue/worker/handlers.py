@@ -172,6 +172,16 @@ def _check_mode(handler: Handler) -> None:
         raise ArgumentError(f"mode={mode!r}: give one of {', '.join(map(repr, get_args(Mode)))}")
     if mode == "lock" and not takes_session:
         raise ArgumentError("mode='lock' is one transaction from claim to completion: the handler must take a session")
+    if mode == "lock" and handler.spec.has_progress:
+        raise ArgumentError(
+            f"mode='lock' is one transaction, whose row nothing else can write before it commits: for the progress of"
+            f" {handler.entity.__name__}, choose mode='lease'"
+        )
+    if mode == "at-most-once" and handler.spec.has_progress:
+        raise ArgumentError(
+            f"mode='at-most-once' completes a task before its handler is called, which can report nothing: for the"
+            f" progress of {handler.entity.__name__}, choose mode='lease'"
+        )
     if mode == "at-most-once" and takes_session:
         raise ArgumentError(
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"

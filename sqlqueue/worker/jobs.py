@@ -6,22 +6,22 @@ import asyncio
 import re
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state
 
 from .._support.checks import duration
-from .._support.errors import Claim, ClaimLostError
-from .._support.texts import ascii_text, error_text
+from .._support.errors import ArgumentError, Claim, ClaimLostError
+from .._support.texts import ascii_text, error_text, storable
 from ..operations import settling
 from ..operations.recording import Attempt
-from ..operations.settling import Settlement, settle_some
+from ..operations.settling import Settlement, report_some, settle_some
 from ..operations.upkeep import still_held, too_many_crashes
 from ..queue.retries import DEFAULT_RETRY
 from ..queue.spec import Identity, QueueSpec, spec_of
@@ -70,6 +70,74 @@ class Cancel(Signal):
     """Cancel the task, because its work is no longer needed."""
 
 
+# -- what a handler reports about its task, as the row stores it ------------------------------------------------------
+
+NOTES = 20
+"""How many notes of a task are kept, the newest ones."""
+LONGEST = 200
+"""The maximum length of a text, in characters; what is longer is truncated with an ellipsis."""
+
+
+class Progress:
+    """What the row of one task says about its progress, and what its handler has reported since.  Thread-safe."""
+
+    def __init__(self, stored: object, attempt: int) -> None:
+        found: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+        self._attempt = attempt
+        self._value: float | None = None
+        self._text: str | None = None
+        self._notes: deque[Mapping[str, Any]] = deque(found.get("notes") or (), NOTES)
+        self._dropped = int(found.get("dropped") or 0)
+        self._number = int(found.get("value") is not None)  # that of an earlier attempt is not this one's
+        self._written = 0
+        self.is_held = False
+        """Whether to write it with the outcome only.  Above READ COMMITTED, any other write to the row conflicts with a
+        handler's transaction that has read before it."""
+        self._lock = threading.Lock()
+
+    def report(self, value: float, text: str | None) -> None:
+        """Replace the value and the text."""
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ArgumentError(f"progress={value!r}: give a number from 0 to 1")
+        text = None if text is None else _short(text)
+        with self._lock:
+            self._value, self._text = float(value), text
+            self._number += 1
+
+    def note(self, text: str) -> None:
+        """Add a note; the oldest one makes room for it if there are :data:`NOTES`."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        note = {"at": now, "attempt": self._attempt, "text": _short(text)}
+        with self._lock:
+            self._dropped += len(self._notes) == NOTES
+            self._notes.append(note)
+            self._number += 1
+
+    def unwritten(self) -> tuple[int, dict[str, Any]] | None:
+        """Return what is to be written, and its number for :meth:`wrote`; ``None`` if that is already written."""
+        with self._lock:
+            if self._number == self._written:
+                return None
+            return self._number, {
+                "value": self._value,
+                "text": self._text,
+                "attempt": self._attempt,
+                "notes": list(self._notes),
+                "dropped": self._dropped,
+            }
+
+    def wrote(self, number: int) -> None:
+        """Record that what :meth:`unwritten` returned with this ``number`` is committed."""
+        self._written = number
+
+
+def _short(text: str) -> str:
+    if not isinstance(text, str):
+        raise ArgumentError(f"text={text!r}: give a string")
+    text = storable(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
 # -- jobs: claimed tasks that a worker holds --------------------------------------------------------------------------
 
 current: ContextVar[Job] = ContextVar("sqlqueue.job")
@@ -81,7 +149,7 @@ _RETURNED = re.compile(r" \(returned after attempt (\d{1,9}), (\d{1,9}) of \d+ t
 
 def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
     """Load what jobs read of the rows of claimed tasks, if loader options have deferred it."""
-    names = [spec.attributes[role] for role in ("crashes", "error", "task") if role in spec.attributes]
+    names = [spec.attributes[role] for role in ("crashes", "error", "task", "progress") if role in spec.attributes]
     if tasks and not instance_state(tasks[0]).unloaded.isdisjoint(names):
         for task in tasks:
             for name in names:
@@ -106,6 +174,8 @@ class Job:
         """The name of the function that the task calls; ``None`` if it is not a function job."""
         self.crashes: int = self._loaded.get(names["crashes"]) or 0
         """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
+        self.progress = Progress(self._loaded.get(names["progress"]), self.attempt) if "progress" in names else None
+        """What the handler reports; ``None`` if the model does not derive from ``ProgressMixin``."""
         self.is_counted = False
         """Whether a crash of the process that runs it has been counted in advance."""
         self.queued = 0.0
@@ -147,6 +217,26 @@ class Job:
         return error_text(
             error, f" (returned after attempt {self.claim.attempt}, {self.returns + 1} of {RETURNS} times in a row)"
         )
+
+    def report(self, progress: float, text: str | None = None) -> None:
+        """Report how far the task is, from 0 to 1, with a short text such as ``"page 3 of 8"``.
+
+        The model derives from :class:`.ProgressMixin`.  Nothing is sent here: the worker writes the newest report once
+        a second at the most, outside of the handler's transaction, and the last one with the outcome of the attempt.
+        A report for a lost task is ignored.  Thread-safe.
+        """
+        self._reported.report(progress, text)
+
+    def note(self, text: str) -> None:
+        """Add a short line to the notes of the task, of which the newest 20 are kept.  Written as by :meth:`report`."""
+        self._reported.note(text)
+
+    @property
+    def _reported(self) -> Progress:
+        if self.progress is None:
+            model = self.handler.entity.__name__
+            raise ArgumentError(f"{model} has no column for what handlers report: derive it from ProgressMixin")
+        return self.progress
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""
@@ -237,6 +327,13 @@ class InFlight:
         key = job.handler.spec, job.claim.identity
         if self._latest.get(key) is job:
             del self._latest[key]
+
+
+def write_reports(session: Session, jobs: Iterable[Job], *, waits: bool = True) -> None:
+    """Write what handlers have reported and is not committed yet, in the transaction that writes their outcomes."""
+    for job in jobs:
+        if job.progress is not None and (left := job.progress.unwritten()):
+            report_some(session, [(job.claim, left[1])], waits=waits)
 
 
 # -- the outcomes of attempts, and how they are written ---------------------------------------------------------------

@@ -34,6 +34,7 @@ from .handlers import Handler, Place, Settings
 from .heartbeat import Heartbeat
 from .lock_mode import LockModeFetcher
 from .news import Notifier, notifiers
+from .progress import ProgressWriter
 from .registration import Registration, maintain
 from .reports import Health, Reports, logger
 from .stalls import StallWatch
@@ -186,6 +187,9 @@ class WorkerRun:
         own = SharedConnections(database.own, len(context.specs) + 1)
         self._heartbeats = [
             Heartbeat(spec, handlers, database, context.in_flight, reports, own=own) for spec in context.specs
+        ]
+        self._writers = [
+            ProgressWriter(spec, database, context.in_flight, reports) for spec in context.specs if spec.has_progress
         ]
         self._fetchers: list[BaseFetcher] = [
             (each.fetcher or (LockModeFetcher if each.mode == "lock" else Fetcher))(each, context) for each in handlers
@@ -411,8 +415,8 @@ class WorkerRun:
             await asyncio.sleep(TICK)  # their connections would block a DROP TABLE
 
     @property
-    def _threads(self) -> list[Heartbeat | Notifier | StallWatch]:
-        return [*self._heartbeats, *self._notifiers, self._stall_watch]
+    def _threads(self) -> list[Heartbeat | Notifier | ProgressWriter | StallWatch]:
+        return [*self._heartbeats, *self._notifiers, *self._writers, self._stall_watch]
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> None:

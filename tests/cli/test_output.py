@@ -16,7 +16,7 @@ from sqlqueue._support.texts import error_group
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
-from tests.support.models import Chore, Job, Mail, Seat, Task
+from tests.support.models import Chore, Job, Mail, Render, Seat, Task
 
 TIMEOUT = "Timeout: [red]x[/]\x1b[31m\n  in line 2"
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
@@ -141,6 +141,22 @@ def test_show_prints_the_whole_task(url: str) -> None:
     assert "expired" in out("show", "2")
     assert "the next claim takes it over" in out("show", "2")
     assert "lease         none" in out("show", "3")
+
+
+def test_show_and_why_tell_the_progress(url: str) -> None:
+    noted = {"at": "2026-11-27T08:20:17+00:00", "attempt": 1, "text": "began\x1b[2J"}
+    reported = {"value": 0.29, "text": "page 2", "attempt": 1, "notes": [noted], "dropped": 3}
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    running = {"status": "running", "available_at": soon, "claimed_at": PAST, "attempt": 1, "task": "draw"}
+    earlier = {**reported, "attempt": 0}
+    put(url, Render, {**running, "progress": reported}, {**running, "progress": earlier}, {"task": "x"})
+    shown = out("show", "1", model="Render").splitlines()
+    assert shown[-2:] == ["Notes (3 older ones are not kept):", "  2026-11-27 08:20:17 UTC began\\x1b[2J"]
+    assert re.search(r"^progress +29 %: page 2$", "\n".join(shown), re.MULTILINE)
+    assert json.loads(out("show", "1", "--json", model="Render"))["progress"] == reported
+    assert "; its handler reports 29 %: page 2" in " ".join(out("why", "1", model="Render").split())
+    assert "reports" not in out("why", "2", model="Render"), "an earlier attempt's"
+    assert "Notes" not in out("show", "3", model="Render")
 
 
 def test_pauses_are_shown_and_resumed(url: str) -> None:

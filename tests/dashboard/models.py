@@ -11,6 +11,7 @@ from sqlqueue import (
     HistoryMixin,
     LimitMixin,
     PauseMixin,
+    ProgressMixin,
     QueueMixin,
     QueueOptions,
     RecurringMixin,
@@ -60,7 +61,7 @@ class Crawl(LimitMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
-class Order(StageMixin, Base):
+class Order(ProgressMixin, StageMixin, Base):
     __tablename__ = "orders"
     __queue__ = QueueOptions(stages=("pay", "pack", "send"), retention=timedelta(days=7))
 

@@ -10,7 +10,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from sqlalchemy import null, update
+from sqlalchemy import insert, null, update
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
@@ -19,7 +19,7 @@ from sqlqueue.dashboard import Action, Viewer
 from sqlqueue.dashboard.access import ON_TASKS
 from sqlqueue.dashboard.rendering import ago, since, told
 from tests.dashboard.clients import OWN
-from tests.dashboard.models import Email, Event
+from tests.dashboard.models import Email, Event, Order
 from tests.dashboard.serving import dashboard
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -62,6 +62,20 @@ def test_a_task_has_the_actions_that_change_it(
 def test_a_task_has_the_actions_that_its_viewer_may_perform(sessions: sessionmaker[Any]) -> None:
     app = TestClient(dashboard(sessions, authorize=lambda _: Viewer("ada", [Action.CANCEL, Action.RETRY])), headers=OWN)
     assert offered(app, 150) == ["cancel"]
+
+
+def test_a_task_shows_its_progress_and_its_notes(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    noted = {"at": "2026-11-27T08:20:17+00:00", "attempt": 1, "text": "<b>began</b>"}
+    reported = {"value": 0.29, "text": "page 2", "attempt": 1, "notes": [noted], "dropped": 3}
+    with sessions.begin() as session:
+        ids = [session.execute(insert(Order).values(progress=each)).inserted_primary_key[0] for each in (reported, [])]
+    page, other = (app.get("/queue/orders/task", params={"key": str(key)}).text for key in ids)
+    assert '<progress max="1" value="0.29" aria-label="Progress">' in page
+    assert "29 %: page 2" in page
+    assert "(attempt 1)" in page  # the task is at another one
+    assert "3 older notes are not kept" in page
+    assert "&lt;b&gt;began&lt;/b&gt;" in page
+    assert "Progress" not in other
 
 
 def test_priority_and_time_of_tasks_that_have_not_begun(app: TestClient, sessions: sessionmaker[Any]) -> None:

@@ -10,6 +10,7 @@ from sqlqueue.kinds.limits import create_slots
 from sqlqueue.model.companions import worker_table
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.settling import report_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
@@ -19,7 +20,7 @@ from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
-from tests.support.models import Chore, Dispatch, Message, Outgoing, Ping, Report, Visit
+from tests.support.models import Chore, Dispatch, Message, Outgoing, Ping, Render, Report, Visit
 from tests.support.polling import next_due
 
 
@@ -67,6 +68,12 @@ def _claim_candidates(session: QueueSession) -> None:
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
     call = ClaimCall(session, ClaimQuery(spec), "claimer", MINUTE)
     call.with_slots(adapter)._claim({(1,): "x", (2,): None}, ())
+
+
+def progress() -> Iterator[tuple[str, Call]]:
+    reports = [(claim, {"value": 0.5}) for claim in claims(Render, 1)]
+    yield "Render.report", lambda s: report_some(s, reports)
+    yield "Render.report(free)", lambda s: report_some(s, reports, waits=False)
 
 
 def outbox() -> Iterator[tuple[str, Call]]:

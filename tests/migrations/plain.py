@@ -12,6 +12,7 @@ from sqlqueue import (
     HistoryMixin,
     JobMixin,
     LimitMixin,
+    ProgressMixin,
     QueueMixin,
     QueueOptions,
     RecurringMixin,
@@ -122,7 +123,7 @@ class Call(JobMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
-class Errand(JobMixin, Base):
+class Errand(ProgressMixin, JobMixin, Base):
     __tablename__ = "plain_errand"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)

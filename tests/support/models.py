@@ -28,6 +28,7 @@ from sqlqueue import (
     LimitMixin,
     LinearBackoff,
     PauseMixin,
+    ProgressMixin,
     QueueMixin,
     QueueOptions,
     RecurringMixin,
@@ -273,6 +274,14 @@ class Leaflet(StageMixin, UniqueMixin, Base):
 
     __tablename__ = "leaflet"
     __queue__ = QueueOptions(stages=("fold", "post"), on_complete="delete", max_attempts=1)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Render(ProgressMixin, JobMixin, Base):
+    """A queue whose handlers report their progress."""
+
+    __tablename__ = "render"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 

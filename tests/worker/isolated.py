@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import AsyncQueueSession, Cancel, Discard, QueueSession, Retry, Snooze, Worker, current_job
-from tests.support.models import Document, Film, Ledger, Task
+from tests.support.models import Document, Film, Ledger, Render, Task
 from tests.worker.children import end_a_fork
 
 BRIEF = timedelta(seconds=3)
@@ -150,6 +150,15 @@ async def fail_plainly_async(document: Document) -> None:
     fail_plainly(document)
 
 
+def render(session: Any, task: Render) -> None:
+    current_job().note("began")
+    current_job().report(0.5, "half of it")
+    Context.read().wait()
+    if task.arguments is not None:
+        session.add(Ledger(task_id=task.id, worker=str(os.getpid())))
+    current_job().report(1)
+
+
 sessions = sessionmaker(class_=QueueSession, expire_on_commit=False)
 async_sessions = async_sessionmaker(class_=AsyncQueueSession, expire_on_commit=False)
 OPTIONS: dict[str, Any] = {"poll": timedelta(seconds=0.3), "notify": False}
@@ -166,6 +175,8 @@ leasing, leasing_async = (_worker(is_async=each, lease=BRIEF) for each in (False
 hasty, hasty_async = (_worker(is_async=each, timeout=BRIEF) for each in (False, True))
 frugal = _worker(is_async=False, concurrency=1, max_tasks=2)
 lean = _worker(is_async=False, concurrency=1, max_memory=150)
+rendering = Worker(sessions, **OPTIONS)
+rendering.handler(Render, isolation="process")(render)
 plain, plain_async = Worker(sessions, **OPTIONS), Worker(async_sessions, **OPTIONS)
 plain.handler(Film, isolation="process", concurrency=1)(settle)
 plain.handler(Document, isolation="process", concurrency=1)(fail_plainly)

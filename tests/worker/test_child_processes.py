@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from sqlqueue import ArgumentError, Worker
 from tests.support.harness import Database
-from tests.support.models import Document, Film, Ledger, Task
-from tests.support.rows import count
+from tests.support.models import Document, Film, Ledger, Render, Task
+from tests.support.rows import count, load_all
 from tests.support.workers import Running, Workers, all_are, by_id, eventually, statuses
 from tests.worker import isolated
 from tests.worker.children import lives
@@ -57,6 +57,18 @@ def workers_of(db: Database) -> list[int]:
     """Return the processes that have written to the ledger, in order."""
     with db.engine.connect() as connection:
         return [int(each) for each in connection.scalars(select(Ledger.worker).order_by(Ledger.id))]
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("writes", [None, {}], ids=["completed by the worker", "completed by the child"])
+def test_a_child_reports_while_its_handler_runs(sync_db: Database, launcher: Launcher, writes: Any) -> None:
+    sync_db.insert(Render, [{"task": "render", "arguments": writes}])
+    launcher.start("rendering")
+    seen = lambda: load_all(sync_db, Render)[0].progress  # noqa: E731
+    assert eventually(lambda: seen() if (seen() or {}).get("text") else None, LONG)["text"] == "half of it"
+    launcher.context.release()
+    eventually(all_are(sync_db, "completed", Render))
+    assert (seen()["value"], seen()["text"], seen()["notes"][0]["text"]) == (1, None, "began")
 
 
 ENDS = [
