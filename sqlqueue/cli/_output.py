@@ -6,11 +6,13 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from itertools import zip_longest
 from shutil import get_terminal_size
+from time import sleep
 from typing import Any
 
 import typer
@@ -46,6 +48,7 @@ def _json(value: object) -> object:
     return value.isoformat() if isinstance(value, (date, time)) else str(value)
 
 
+_CLEAR = "\x1b[H\x1b[2J"
 GAP = 2
 """Characters between two columns."""
 _TEXT = 24
@@ -166,6 +169,19 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """Print ``text`` to standard error."""
     typer.echo(plain(text), err=True)
+
+
+def repeated(seconds: float | None) -> Iterator[None]:
+    """Yield once; with ``seconds``, again after each pause, on a cleared terminal, until Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            if seconds is not None and sys.stdout.isatty():
+                typer.echo(f"{_CLEAR}{datetime.now():%Y-%m-%d %H:%M:%S}, every {seconds:g} s\n")
+            yield
+            if seconds is None:
+                return
+            sys.stdout.flush()
+            sleep(seconds)
 
 
 def refusal(text: str) -> typer.BadParameter:

@@ -16,7 +16,7 @@ from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ._options import Age, AsJson, Equal, Filters, Function, Ids, Queues, Statuses, Topic, age
-from ._output import complain, facts, pauses, print_json, print_table, refusal, say
+from ._output import complain, facts, pauses, print_json, print_table, refusal, repeated, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
 
@@ -166,6 +166,10 @@ BucketSize = Annotated[
         "--bucket", metavar="TIME", parser=age, help="With --timeline: the time that one line covers. Default: 1h."
     ),
 ]
+Watch = Annotated[
+    float | None,
+    typer.Option("--watch", metavar="SECONDS", min=0.1, help="Print it again every so many seconds, until Ctrl-C."),
+]
 Since = Annotated[
     timedelta | None,
     typer.Option("--since", metavar="AGE", parser=age, help="With --timeline: how far back it goes. Default: 1d."),
@@ -183,6 +187,7 @@ def stats(
     function: Function = None,
     where: Equal = None,
     exact: Exact = False,
+    watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how many tasks each queue has, by state, and what is paused.
@@ -212,29 +217,33 @@ def stats(
     attempts (whether these are attempts, instead of tasks), and run_time and waiting_time, with count, mean, p50 and
     p95. All times are in seconds.
 
+    With --watch, the output is printed again every few seconds, until Ctrl-C; a terminal is cleared each time.
+
     Exit status: 0; 2 for bad usage or a database that does not respond.
     """
+    if watch is not None and as_json:
+        raise refusal("--watch is for people: leave out --json")
     if (by and timeline) or ((bucket or since) and not timeline):
         raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
     specs = queues.chosen if not (by or timeline) else [queues.only]
     filters = Filters(topic=topic, function=function, where=where)
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
     spec, criteria = chosen[0]
-    if by:
-        counts = queues.transact(
-            lambda session: operations.stats_by(session, spec.entity, column(spec, by), *criteria), spec
-        )
-        print_by(by, counts, as_json=as_json)
-    elif timeline:
-        bucket, since = bucket or timedelta(hours=1), since or timedelta(days=1)
-        found = queues.transact(
-            lambda session: operations.timeline(session, spec.entity, *criteria, bucket=bucket, since=since), spec
-        )
-        print_timeline(found, as_json=as_json)
-    else:
-        cap = None if exact else CAP
-        figures = queues.transact(lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
-        print_figures(figures, as_json=as_json)
+    bucket, since, cap = bucket or timedelta(hours=1), since or timedelta(days=1), None if exact else CAP
+    for _ in repeated(watch):
+        if by:
+            counts = queues.transact(
+                lambda session: operations.stats_by(session, spec.entity, column(spec, by), *criteria), spec
+            )
+            print_by(by, counts, as_json=as_json)
+        elif timeline:
+            found = queues.transact(
+                lambda session: operations.timeline(session, spec.entity, *criteria, bucket=bucket, since=since), spec
+            )
+            print_timeline(found, as_json=as_json)
+        else:
+            figures = queues.transact(lambda session: [_figures(*each, cap, session) for each in chosen], *specs)
+            print_figures(figures, as_json=as_json)
 
 
 def _figures(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> QueueFigures:

@@ -85,6 +85,22 @@ def test_stats_by_a_column(url: str) -> None:
     ]
 
 
+def test_stats_are_printed_again_until_ctrl_c(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        put(url, Task, {})
+        if len(paused) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sqlqueue.cli._output.sleep", pause)
+    lines = out("stats", "--watch", "2.5").splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("task ")] == ["0", "1"]
+    assert paused == [2.5, 2.5]
+    assert "--watch is for people" in run("stats", "--watch", "1", "--json").stderr
+
+
 def test_stats_over_time(url: str) -> None:
     ended = datetime.now(UTC) - timedelta(hours=2)
     took = {"finished_at": ended, "claimed_at": ended - timedelta(milliseconds=1_500)}
