@@ -48,6 +48,7 @@ def test_a_viewer_chooses_colours(sessions: sessionmaker[Any], prefix: str) -> N
         assert f'value="{theme}" aria-describedby="theme" aria-pressed="true"' in answer.text
     for theme in ("", "pink", '"><script>'):
         assert "data-theme" not in app.post(f"{prefix}/theme", data={"theme": theme}).text
+    assert "data-theme" not in app.get(f"{prefix}/errors", headers={"cookie": "sqlqueue_theme=pink"}).text
 
 
 @pytest.mark.parametrize(
