@@ -183,8 +183,7 @@ def error_pattern(text: str) -> str:
     Never empty.
     """
     text = " ".join(text.split())
-    of_class = _CLASS.match(text)
-    name = "" if of_class is None else of_class[0]
+    name = error_class(text)
     rest = text[len(name) :]
     for placeholder, varying in _VARYING:
         if placeholder == _QUOTED and name in _ON_NAMES:
@@ -192,6 +191,12 @@ def error_pattern(text: str) -> str:
         else:
             rest = varying.sub(placeholder, rest)
     return f"{name}{rest}"[:_LONGEST_PATTERN] or "(no text)"
+
+
+def error_class(text: str) -> str:
+    """Return the name of the exception's class with which an error text begins; empty if it does not."""
+    found = _CLASS.match(text)
+    return "" if found is None else found[0]
 
 
 @lru_cache(maxsize=256)

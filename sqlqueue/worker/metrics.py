@@ -22,6 +22,8 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
 """The buckets of the histogram of durations, in seconds."""
 TASKS = ("queue", "function")
 """The labels of what happens to tasks; the function is empty for tasks that are no function jobs."""
+ERROR = ("error_group", "error")
+"""The labels of errors: the fingerprint, and the class of the exception."""
 WATCHED = 120.0
 """Seconds after a request for the metrics for which queues are counted."""
 
@@ -53,9 +55,11 @@ class PrometheusMetrics(Collector):
             buckets=BUCKETS,
             registry=self._registry,
         )
+        errors = self._counter("sqlqueue_errors", "Attempts that failed, by the group of the error.", *TASKS, *ERROR)
         # once for all tasks of a queue: the client checks labels and takes a lock on each call
         self._labelled = cache(lambda event, *labels: counters[event].labels(*labels) if labels else counters[event])
         self._finished, self._seconds = cache(finished.labels), cache(seconds.labels)
+        self._errors = cache(errors.labels)
         self._registry.register(self)
 
     def _counter(self, name: str, text: str, *labels: str) -> Count:
@@ -72,6 +76,10 @@ class PrometheusMetrics(Collector):
         self._finished(spec.name, function or "", kind).inc(number)
         if seconds is not None:
             self._seconds(spec.name, function or "").observe(seconds)
+
+    def count_error(self, spec: QueueSpec, function: str | None, group: str, name: str, number: int) -> None:
+        """Count attempts that failed, by the group of their error and the name of its class."""
+        self._errors(spec.name, function or "", group, name).inc(number)
 
     def exposition(self) -> bytes:
         """Return the metrics as text for Prometheus.  Sends nothing to the database."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy.exc import DBAPIError
 
 from .._support.errors import ArgumentError, Claim
-from .._support.texts import ALL_FRAMES, clear_frames, error_text, logger_of
+from .._support.texts import ALL_FRAMES, clear_frames, error_class, error_group, error_text, logger_of
 from .._support.tracing import HAS_OPENTELEMETRY
 from ..model.companions import WorkerState, worker_state
 from ..operations.bulk import CRASHED
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # -- the health of a worker, served over HTTP for orchestrators -------------------------------------------------------
 
 logger = logger_of("sqlqueue.worker")
+_FAILURES = frozenset({"failed", "discarded", "suspected", "crashed"})
+"""The outcomes that metrics count by the group of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,10 +298,14 @@ class Reports:
         self.telemetry: Telemetry | None = None
         self.listeners: list[PrometheusMetrics | Telemetry] = []
         """Those of the two that are installed."""
+        self._groups = set[str]()
 
     named = 20
     """The maximum number of tasks that are named when several have crashed, or are still running; of any more, only the
     number is logged."""
+
+    grouped = 100
+    """The maximum number of groups by which metrics count errors; those of any more are counted as ``other``."""
 
     def running(self, job: Job) -> AbstractContextManager[None] | None:
         """Return a context manager around the call of the handler, or ``None`` if there is nothing to do."""
@@ -334,7 +340,8 @@ class Reports:
             kind = _say_how_it_failed(job, outcome, error)
         elif logger.isEnabledFor(logging.DEBUG):  # otherwise the line is not even formatted
             _say_of(job, logging.DEBUG, "%s %s", job, kind, outcome=kind, seconds=job.seconds)
-        self._count_outcome(kind, job.handler.spec, function=job.function, seconds=job.seconds or 0)
+        failed = outcome.error if kind in _FAILURES else None
+        self._count_outcome(kind, job.handler.spec, function=job.function, seconds=job.seconds or 0, error=failed)
 
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> None:
         """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known."""
@@ -350,14 +357,14 @@ class Reports:
         kinds = Counter((given_up(recurs=each.recurs).kind, each.function) for each in known)
         kinds[given_up(recurs=spec.recurs).kind, None] += number - len(known)
         for (outcome, function), count in kinds.items():
-            self._count_outcome(outcome, spec, count, function=function)
+            self._count_outcome(outcome, spec, count, function=function, error=CRASHED)
 
     def recovered(self, spec: QueueSpec, found: Recovered) -> None:
         """Report the tasks of a process that died."""
         ends: tuple[tuple[OutcomeKind, list[Claim]], ...] = ("suspected", found.suspects), ("crashed", found.discarded)
         for kind, claims in ends:
             for function, number in Counter(map(found.functions.get, claims)).items():
-                self._count_outcome(kind, spec, number, function=function)
+                self._count_outcome(kind, spec, number, function=function, error=found.text)
         for claim in found.suspects[: self.named]:
             function = found.functions.get(claim)
             name, text = task_name(claim, function), "%s is suspected: %s"
@@ -382,7 +389,7 @@ class Reports:
 
     def crashed_too_often(self, job: Job, text: str) -> None:
         """Report a task that is discarded because it has crashed too many processes."""
-        self._count_outcome("crashed", job.handler.spec, function=job.function)
+        self._count_outcome("crashed", job.handler.spec, function=job.function, error=text)
         _say_given_up(job.claim, job.function, text)
 
     def lost(self, job: Job) -> None:
@@ -484,12 +491,22 @@ class Reports:
         *,
         function: str | None,
         seconds: float | None = None,
+        error: str | None = None,
     ) -> None:
-        """Count attempts that ended; ``seconds``: how long the handler ran, if one has returned."""
+        """Count attempts that ended; ``seconds``: how long the handler ran, if one has returned; ``error``: because of
+        which they failed, if they did."""
         self.counts[kind] += number
         function = function if function in self.functions else None
         for listener in self.listeners:
             listener.count_outcome(kind, spec, function, number, seconds)
+        if error is not None and self.listeners:
+            group, name = error_group(error), error_class(error)
+            if len(self._groups) < self.grouped:
+                self._groups.add(group)
+            elif group not in self._groups:
+                group, name = "other", ""
+            for listener in self.listeners:
+                listener.count_error(spec, function, group, name, number)
 
 
 def _say(
@@ -531,6 +548,7 @@ def _say_how_it_failed(job: Job, outcome: Outcome, error: BaseException) -> Outc
         _say_of(job, level, "%s %s", job, text, **facts)
     else:
         reason = brief(outcome.error or error_text(error))
+        facts["error_group"] = error_group(outcome.error or error_text(error))
         _say_of(job, level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
     return kind
 

@@ -50,6 +50,7 @@ class Telemetry:
         self._counters = {
             event: meter.create_counter(name, description=text) for event, (name, text) in _COUNTERS.items()
         }
+        self._errors = meter.create_counter("sqlqueue.errors", description="Attempts that failed, by error.")
         self._depth = meter.create_gauge("sqlqueue.depth", description="Tasks by status.")
 
     def _is_heard(self) -> bool:
@@ -112,6 +113,10 @@ class Telemetry:
             self._tasks.add(number, labels | {"sqlqueue.outcome": kind})
             if seconds is not None:
                 self._duration.record(seconds, labels)
+
+    def count_error(self, spec: QueueSpec, function: str | None, group: str, name: str, number: int) -> None:
+        """Count attempts that failed, by the group of their error and the name of its class."""
+        self._errors.add(number, _labels(spec, function) | {"sqlqueue.error_group": group, "error.type": name})
 
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """Record the number of tasks by status."""

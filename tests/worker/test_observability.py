@@ -31,12 +31,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, Discard, Worker
+from sqlqueue._support.texts import error_group
 from sqlqueue.worker import Health
 from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
-from sqlqueue.worker.reports import CONNECTIONS, Address, address_of, serve_health
+from sqlqueue.worker.reports import CONNECTIONS, Address, Reports, address_of, serve_health
 from tests.support.harness import Database
 from tests.support.models import Job, Task, Traced
+from tests.support.rows import load_all
 from tests.support.workers import (
     PATIENCE,
     BlockingHandler,
@@ -429,6 +431,28 @@ def test_metrics_name_only_functions_that_the_worker_has_registered(sync_db: Dat
     sync_db.insert(Job, [{"task": f"f{number}", "arguments": {}} for number in range(3)])
     worker = workers.serve(Job, without_session(sync_db)).worker
     eventually(lambda: metric(worker.metrics(), "tasks_finished_total", queue="job", outcome="completed") == 3)
+
+
+def test_errors_are_counted_by_group_up_to_a_number_of_groups(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reports, "grouped", 1)
+
+    def fail(task: Any) -> None:
+        raise ValueError(f"no {task.id}") if task.id < 3 else KeyError(task.id)
+
+    sync_db.insert(Task, [{"id": 1}, {"id": 2}])
+    worker = workers.serve(Task, fail).worker
+    group = {"queue": "task", "error_group": error_group("ValueError: no 1"), "error": "ValueError"}
+    eventually(lambda: metric(worker.metrics(), "errors_total", **group) == 2)
+    sync_db.insert(Task, [{"id": 3}, {"id": 4}])
+    eventually(lambda: metric(worker.metrics(), "errors_total", queue="task", error_group="other") == 2)
+    assert ({"sqlqueue.queue": "task", "sqlqueue.error_group": "other", "error.type": ""}, 2) in measured()[
+        "sqlqueue.errors"
+    ]
+    eventually(lambda: set(statuses(sync_db).values()) == {"retryable"})
+    logged = {int(record.key): record.error_group for record in caplog.records if hasattr(record, "error_group")}
+    assert logged == {task.id: task.error_group for task in load_all(sync_db, Task)}
 
 
 def test_queues_are_counted_only_while_the_metrics_are_read(sync_db: Database, workers: Workers) -> None:
