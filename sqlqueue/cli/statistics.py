@@ -278,9 +278,9 @@ def errors(
     takes.
 
     With --json: an array of objects with key (for --error-group), pattern (what the errors have in common), message
-    (the newest one), tasks, attempts (null if not counted), functions (of function jobs), first_seen, last_seen (when
-    attempts ended, or tasks were claimed), example (the key of a task; null if the history has only its hash) and
-    capped (an array of the names of lower bounds).
+    (the newest one), tasks, unfinished (how many of these are not final), attempts (null if not counted), functions (of
+    function jobs), first_seen, last_seen (when attempts ended, or tasks were claimed), example (the key of a task; null
+    if the history has only its hash) and capped (an array of the names of lower bounds).
 
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
@@ -308,6 +308,7 @@ def _print_groups(found: Sequence[ErrorGroup]) -> None:
         shown = {
             "group": group.key,
             "tasks": _at_least_of(group, "tasks"),
+            "unfinished": _at_least_of(group, "unfinished") if group.unfinished else None,
             "attempts": _at_least_of(group, "attempts"),
             "functions": ", ".join(group.functions),
             "first": group.first_seen,
@@ -332,7 +333,8 @@ def _example(group: ErrorGroup) -> str | None:
 
 def _failed(group: ErrorGroup) -> dict[str, object]:
     return {
-        **facts(group, "key", "pattern", "message", "tasks", "attempts", "functions", "first_seen", "last_seen"),
+        **facts(group, "key", "pattern", "message", "tasks", "unfinished", "attempts", "functions"),
+        **facts(group, "first_seen", "last_seen"),
         "example": _example(group),
         "capped": sorted(group.capped),
     }

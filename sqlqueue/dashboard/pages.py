@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -23,6 +25,7 @@ from ..operations.paging import SCAN
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
 from ..queue.spec import QueueSpec
+from ..sql import utcnow
 from ..worker import HAS_PROMETHEUS, TEXT
 from .charts import PERIODS, Ended, period_of, read_buckets
 from .overview import figures_of
@@ -59,10 +62,11 @@ async def show_errors(request: Request) -> Response:
     return await _show_each(request, "errors.html", _read_errors, lifetime=10, scanned=SCAN)
 
 
-def _read_errors(session: Session, spec: QueueSpec) -> tuple[Sequence[ErrorGroup], int, int]:
-    """Return the groups to show, the number of others, and the number of their tasks."""
+def _read_errors(session: Session, spec: QueueSpec) -> tuple[Sequence[ErrorGroup], int, int, datetime]:
+    """Return the groups to show, the number of others, the number of their tasks, and the database's time."""
     found = operations.errors(session, spec.entity, cap=SCAN)
-    return found[:GROUPS], len(found[GROUPS:]), sum(group.tasks for group in found[GROUPS:])
+    now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    return found[:GROUPS], len(found[GROUPS:]), sum(group.tasks for group in found[GROUPS:]), now
 
 
 # -- the pages of outboxes and of pipelines: the figures of queues of one kind, in all and by stage -------------------

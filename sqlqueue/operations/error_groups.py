@@ -28,7 +28,7 @@ from ..dialects.base import Adapter
 from ..model.declaration import QueueMixin
 from ..queue.options import FAILED, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import ended, is_failing, is_in_error_group, only
+from ..sql import ended, is_failing, is_final, is_in_error_group, only
 from ..transaction import AnySession, open_, session_of, within
 from .history import attempts_of, identity_of
 from .paging import Windows
@@ -53,6 +53,8 @@ class ErrorGroup:
     tasks: int
     """How many tasks that are not completed have such an error as their last one: those that
     :func:`.in_error_group` selects."""
+    unfinished: int
+    """How many of these are not final yet, such as those that will be retried."""
     attempts: int | None
     """How many attempts have failed with such an error, whatever became of their tasks; ``None`` if these are not
     known, because the application keeps no history."""
@@ -67,7 +69,8 @@ class ErrorGroup:
     """The primary key of the last task that failed with such an error, whose row may have been deleted.  ``None`` if
     the history stores only a hash, as it does for keys of more than 255 characters."""
     capped: frozenset[str] = frozenset()
-    """Those of ``tasks`` and ``attempts`` that are lower bounds, because there are more failures than were read."""
+    """Those of ``tasks``, ``unfinished`` and ``attempts`` that are lower bounds, because there are more failures than
+    were read."""
 
 
 def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
@@ -89,7 +92,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
     adapter, scoped = open_(session, spec), within(session, spec, where)
     reading = _Reading(adapter, session, spec)
     failing, is_cut = _failing_tasks(reading, scoped, cap)
-    tasks, capped = reading.groups(failing), {"tasks"} if is_cut else set[str]()
+    tasks, capped = reading.groups(failing), {"tasks", "unfinished"} if is_cut else set[str]()
     history = attempts_of(session, adapter, spec, scoped)
     attempts = {} if history is None else reading.groups(_failed_attempts(spec, history.table, cap))
     if cap is not None and sum(group.number for group in attempts.values()) >= cap:
@@ -103,6 +106,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
             pattern=error_pattern(newest.message),
             message=newest.message,
             tasks=tasks[key].number if key in tasks else 0,
+            unfinished=tasks[key].unfinished if key in tasks else 0,
             attempts=None if history is None else attempts[key].number if key in attempts else 0,
             functions=sorted(functions.get(key, ())),
             first_seen=newest.first_seen,
@@ -136,6 +140,7 @@ class _Counted(NamedTuple):
 
     message: str
     number: int
+    unfinished: int
     first_seen: datetime | None
     last_seen: datetime | None
     example: Sequence[Any]
@@ -151,7 +156,7 @@ class _Reading(NamedTuple):
     def groups(self, failures: _Failures) -> dict[str, _Counted]:
         """Return the groups of these failures, by their keys."""
         rows = moments_read(self.adapter, self.session, self.spec, partial(_grouped, failures))
-        return {row[0]: _Counted(row[1], row[2], row[3], row[4], tuple(row[5:])) for row in rows}
+        return {row[0]: _Counted(row[1], row[2], row[3], row[4], row[5], tuple(row[6:])) for row in rows}
 
     def functions(self, failing: _Failures, examples: Mapping[str, Identity | None]) -> Mapping[str, set[str]]:
         """Return the functions of the failing tasks, and those of the ``examples``, by the keys of their groups."""
@@ -179,6 +184,7 @@ def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -
         _group_key(spec["error_group"], spec["error"]),
         spec["error"].label("message"),
         spec["claimed_at"].label("seen_at"),
+        case((~is_final(spec), _ONE)).label("unfinished"),
         *([spec["task"].label("function")] if "task" in spec.columns else []),
         *(column.label(f"key_{number}") for number, column in enumerate(spec.primary_key)),
     ]
@@ -221,8 +227,12 @@ def _grouped(failures: _Failures, shown: Shown) -> Executable:
     position = func.row_number().over(partition_by=last.c.group_key, order_by=failures.newest).label("position")
     examples = select(last.c.group_key, last.c.message, *failures.key, position).subquery("examples")
     number, first, last_seen = func.count(), func.min(last.c.seen_at), func.max(last.c.seen_at)
+    unfinished = func.count(last.c.unfinished) if "unfinished" in last.c else literal_column("0")
     groups = (
-        select(last.c.group_key, number.label("failures"), first.label("first_seen"), last_seen.label("last_seen"))
+        select(
+            *(last.c.group_key, number.label("failures"), unfinished.label("unfinished")),
+            *(first.label("first_seen"), last_seen.label("last_seen")),
+        )
         .group_by(last.c.group_key)
         .subquery("error_groups")
     )
@@ -231,6 +241,7 @@ def _grouped(failures: _Failures, shown: Shown) -> Executable:
             groups.c.group_key,
             examples.c.message,
             groups.c.failures,
+            groups.c.unfinished,
             *(shown(each).label(each.name) for each in (groups.c.first_seen, groups.c.last_seen)),
             *(examples.c[column.name] for column in failures.key),
         )

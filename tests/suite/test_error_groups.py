@@ -90,6 +90,7 @@ def test_a_group_is_its_tasks_and_no_others(db: Database) -> None:
             ("else <n>", 1, None, []),
             ("from elsewhere <n>", 1, None, []),
         ]
+        assert [group.unfinished for group in groups] == [121, 1, 0, 0]
         assert groups[0].message == refused(groups[0].example[0])
         assert groups[0].first_seen == groups[0].last_seen is not None
         found = [{task.id for task in session.find(Task, in_error_group(Task, group.key))} for group in groups]
@@ -126,7 +127,7 @@ def test_a_history_tells_the_attempts_of_a_group_whatever_became_of_its_tasks(ar
     with archive.begin() as session:
         mail, no = session.errors(Errand)
         (limited, *_) = session.errors(Errand, cap=5)
-    assert (mail.message, mail.attempts, mail.tasks, mail.example) == (refused(7), 8, 1, (2,))
+    assert (mail.message, mail.attempts, mail.tasks, mail.unfinished, mail.example) == (refused(7), 8, 1, 1, (2,))
     assert mail.functions == ["send_0"]
     assert (no.message, no.attempts, no.tasks, no.example, no.functions) == ("no 1", 1, 0, (4,), ["send_0"])
     assert (limited.attempts, limited.capped) == (4, {"attempts"})
