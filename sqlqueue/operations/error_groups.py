@@ -31,7 +31,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import ended, is_failing, is_final, is_in_error_group, only
 from ..transaction import AnySession, open_, session_of, within
 from .history import attempts_of, identity_of
-from .paging import Windows
+from .paging import Window, Windows
 from .recording import Shown, moments_read
 
 LAST = 20_000
@@ -91,8 +91,10 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
         count("cap", cap)
     adapter, scoped = open_(session, spec), within(session, spec, where)
     reading = _Reading(adapter, session, spec)
-    failing, is_cut = _failing_tasks(reading, scoped, cap)
-    tasks, capped = reading.groups(failing), {"tasks", "unfinished"} if is_cut else set[str]()
+    failing, windows = _failing_tasks(reading, scoped, cap)
+    tasks, capped = reading.groups(failing), set[str]()
+    if any(window.is_cut(session) for window in windows):
+        capped |= {"tasks", "unfinished"}
     history = attempts_of(session, adapter, spec, scoped)
     attempts = {} if history is None else reading.groups(_failed_attempts(spec, history.table, cap))
     if cap is not None and sum(group.number for group in attempts.values()) >= cap:
@@ -177,8 +179,8 @@ class _Reading(NamedTuple):
         return found
 
 
-def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -> tuple[_Failures, bool]:
-    """Return the tasks that are not completed and have an error, and whether there may be more than these."""
+def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -> tuple[_Failures, list[Window]]:
+    """Return the tasks that are not completed and have an error, and the windows through which they are read."""
     adapter, session, spec = reading
     facts = [
         _group_key(spec["error_group"], spec["error"]),
@@ -188,7 +190,7 @@ def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -
         *([spec["task"].label("function")] if "task" in spec.columns else []),
         *(column.label(f"key_{number}") for number, column in enumerate(spec.primary_key)),
     ]
-    wanted, is_cut = [is_failing(spec), *where], False
+    wanted, windows = [is_failing(spec), *where], list[Window]()
     if cap is None:
         found = select(*facts).where(only(spec, *wanted))
     else:
@@ -196,11 +198,10 @@ def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -
         windows = [window for states, window in every if states != (Status.COMPLETED,)]
         parts = [window.select(*facts, limit=cap).subquery("failures") for window in windows]
         found = select(*union_all(*(select(*part.c) for part in parts)).subquery("all_failures").c)
-        is_cut = any(window.is_cut(session) for window in windows)
     rows = found.cte("failing_tasks")
     keys = [column for column in rows.c if column.name.startswith("key_")]
     never = case((rows.c.seen_at.is_(None), _ONE), else_=literal_column("0"))  # engines sort NULL first or last
-    return _Failures(rows, keys, [never, rows.c.seen_at.desc(), *(column.desc() for column in keys)]), is_cut
+    return _Failures(rows, keys, [never, rows.c.seen_at.desc(), *(column.desc() for column in keys)]), windows
 
 
 def _failed_attempts(spec: QueueSpec, table: Table, cap: int | None) -> _Failures:
