@@ -68,7 +68,6 @@ class AsyncQueueSession(AsyncSession):
 
     claim = _awaited(operations.claim)
     claim_many = _awaited(operations.claim_many)
-    claim_in_turns = _awaited(operations.claim_in_turns)
     claiming = _awaited_block(operations.claiming)
     consume = _awaited(operations.consume)
     consume_many = _awaited(operations.consume_many)

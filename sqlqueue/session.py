@@ -15,7 +15,6 @@ class QueueSession(Session):
 
     claim = operations.claim
     claim_many = operations.claim_many
-    claim_in_turns = operations.claim_in_turns
     claiming = operations.claiming
     consume = operations.consume
     consume_many = operations.consume_many

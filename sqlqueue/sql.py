@@ -562,18 +562,27 @@ Read: TypeAlias = Callable[[Sequence[ColumnElement[Any]]], Iterable[Select[Any]]
 """Returns one limited SELECT of these columns for each part."""
 
 
-def merged(read: Read, columns: Sequence[ColumnElement[Any]], order: Sequence[Ordering]) -> Select[Any]:
+def merged(
+    read: Read, columns: Sequence[ColumnElement[Any]], order: Sequence[Ordering], *, apart: bool = False
+) -> Select[Any]:
     """Return the SELECT of ``columns`` from all parts, in ``order``; the caller adds the limit.
 
-    An engine reads at most the limit from each part, however many other rows the table has.
+    An engine reads at most the limit from each part, however many other rows the table has.  ``apart``: in the order of
+    the parts first, with the number of its part before each row.
     """
     wanted = [column.label(f"read_{n}") for n, column in enumerate(columns)]
     places = [term.column.label(f"place_{n}") for n, term in enumerate(order)]
-    parts = (part.subquery() for part in read([*wanted, *places]))
-    found = union_all(*(select(*part.c) for part in parts)).subquery("found")
+    parts = [part.subquery() for part in read([*wanted, *places])]
+    numbers: list[list[ColumnElement[Any]]] = [
+        [literal_column(str(n)).label("part")] if apart else [] for n, _ in enumerate(parts)
+    ]
+    found = union_all(*(select(*number, *part.c) for number, part in zip(numbers, parts, strict=True))).subquery(
+        "found"
+    )
     again = (found.c[label.name].label(_name_of(column)) for label, column in zip(wanted, columns, strict=True))
     by = (term.over(found.c[label.name]) for label, term in zip(places, order, strict=True))
-    return select(*again).order_by(*by)
+    number = [found.c.part] if apart else []
+    return select(*number, *again).order_by(*number, *by)
 
 
 def _name_of(column: ColumnElement[Any]) -> str | None:
@@ -624,6 +633,28 @@ Step: TypeAlias = Callable[[int], "Pick"]
 """A step of a claim: returns its rows, up to a limit."""
 
 
+EDGE: Any = object()
+"""The place before the first key of a queue and after its last one, among its keys."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lanes:
+    """How the rows of a pick take turns: a lane holds those with the same value of ``column``, the key of the lane."""
+
+    column: Column[Any]
+    within: tuple[Criterion, ...]
+    """The criteria that the index covers before the column."""
+    listed: Sequence[Any]
+    """The keys, if the criteria list them."""
+    place: Hashable
+    """What distinguishes the keys from those of other picks of the queue."""
+    has_all: bool
+    """Whether all rows are in the lanes: no criteria leave any out."""
+    ordered: Pick
+    """The same rows in order, without lanes."""
+    made: StatementCache = field(default_factory=StatementCache, init=False, repr=False)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pick:
     """The rows that a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
@@ -644,12 +675,25 @@ class Pick:
     """The term of ``where`` that lists values of the index's first column: each value is read from its own range."""
     whole: str | None = None
     """The index that serves all values, if the pick is divided."""
+    lanes: Lanes | None = None
+    """How the rows take turns; ``None`` if they are taken in order."""
     made: StatementCache = field(default_factory=partial(StatementCache, 8), init=False, repr=False)
     """The cache of statements that adapters have built from this; small, because there are many instances."""
 
     def without(self, keys: Criterion) -> Pick:
         """Return a copy without the rows with ``keys``: SKIP LOCKED does not skip the transaction's own locks."""
-        return replace(self, where=(*self.where, ~keys))
+        lanes = self.lanes and replace(self.lanes, ordered=self.lanes.ordered.without(keys))
+        return replace(self, where=(*self.where, ~keys), lanes=lanes)
+
+    def lane(self, of: Criterion, limit: int) -> Pick:
+        """Return the first rows of one lane, which ``of`` selects by its key."""
+        return replace(self, where=(*self.where, of), limit=limit, lanes=None)
+
+    def keys(self, after: Criterion, limit: int) -> Pick:
+        """Return the first rows by their keys, which ``after`` compares; not all of them may be claimable."""
+        lanes: Any = self.lanes
+        order = (Ordering(lanes.column),)
+        return replace(self, state=self.state[:1], where=(*lanes.within, after), order=order, limit=limit, lanes=None)
 
     @property
     def parts(self) -> Sequence[Pick]:
@@ -726,6 +770,53 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
         step("claim", (is_available(spec), has_come(spec)), spec.ready_order, served=True),
         step("due", come_due(spec), spec.due_order, served=False),
     )
+
+
+def fair_picks(
+    spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = ()
+) -> tuple[Step, Step]:
+    """Return :func:`picks` of a fair queue, whose ready rows take turns."""
+    if order_by:
+        raise ArgumentError(
+            f"order_by: claims of {spec.entity.__name__} take turns by {spec.options.fair}, in its order"
+        )
+
+    def taking_turns() -> tuple[Step, Step]:
+        ready, due = picks(spec, where)
+        turns = _in_turns(ready(1))
+        return lru_cache(CACHE_SIZE)(lambda limit: replace(turns, limit=limit)), due
+
+    if where or spec.shares_table:
+        return taking_turns()
+    every: tuple[Step, Step] = spec.made.get("fair picks", taking_turns)
+    return every
+
+
+def _in_turns(pick: Pick) -> Pick:
+    """Return a pick of ready rows with its lanes, unless it is of one lane, or of rows selected by primary key."""
+    spec = pick.spec
+    column: Any = spec.fair
+    if pick.index is None or fixes(pick.where, column):
+        return pick
+    _, listed_keys = listing(pick.where, [column])
+    where = tuple(term for term in pick.where if term is not listed_keys)
+    others = [each for each in spec.partitions if each is not column]
+    fixed = [each for each in others if fixes(where, each)][:1]
+    by, divided = (None, None) if fixed else listing(where, others)
+    partition = fixed if by is None else [by]
+    within = tuple(term for term in where if term is divided or any(fixes([term], each) for each in fixed))
+    values = tuple(value for term in within for each in partition for value in given(term, each))
+    lanes = Lanes(
+        column=column,
+        within=within,
+        listed=() if listed_keys is None else listed(listed_keys),
+        place=(tuple(partition), values),
+        has_all=len(fixed) == len(pick.where),
+        ordered=pick,
+    )
+    order = tuple(term for term in pick.order if term.column is not column)
+    index = spec.index_name("claim", [*partition, column])
+    return replace(pick, where=where, order=order, index=index, divided=divided, exact=False, lanes=lanes)
 
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:

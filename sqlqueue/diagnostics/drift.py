@@ -172,8 +172,8 @@ def fix_of_index(connection: Connection, index: Index, live: LiveIndex | None) -
 def needed_indexes(spec: QueueSpec) -> list[Index]:
     """Return the indexes of the table's metadata that the queue cannot work without."""
     by_name = {str(index.name): index for index in spec.table.indexes}
-    partitions = ((), *((column,) for column in spec.partitions))
-    names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
+    kinds = ((kind, each) for each in spec.divisions for kind in ("claim", "due")[: 1 if len(each) > 1 else 2])
+    names = [spec.index_name(kind, partition) for kind, partition in kinds]
     names += [spec.index_name(index.name) for index in kind_indexes(spec)]
     return [by_name[name] for name in names]
 

@@ -18,6 +18,7 @@ from .connections import READ_COMMITTED, Interrupt
 from .inspection import QueryPlan, explain, read_only
 from .naming import Product
 from .postgresql import PARTIAL_INDEX, CatalogInspection, PostgreSQLRows, PostgreSQLTypes, PsycopgConnections
+from .statements import Rows
 
 _VERSION = re.compile(r"\bv(\d+)\.(\d+)\.(\d+)")
 _SORTS = ("sort", "top-k")
@@ -29,6 +30,8 @@ class CockroachDBRows(PostgreSQLRows):
     """Rows that a plan which sorts locks all (cockroachdb/cockroach#173245)."""
 
     locks_after_sorting = False
+    walks_keys = False
+    claim_lanes = Rows.claim_lanes  # no rows are locked in a lateral subquery
 
 
 class CockroachDBInspection(CatalogInspection):

@@ -258,6 +258,13 @@ class OracleRows(Rows):
         rowids = self._picked(session, pick)
         return [key for some in self.batches(pick.spec, rowids) for key in self._keys_of(session, pick.spec, some)]
 
+    def lock_keys(
+        self, session: Session, pick: Pick, keys: Sequence[Identity], room: int, *, locks_only: bool
+    ) -> list[Identity]:
+        named = pick.named(self.key_in(pick.spec, keys), room)
+        locked = set(self.lock_selected(session, named, locks_only=locks_only))
+        return [key for key in keys if key in locked]
+
     def _keys_of(self, session: Session, spec: QueueSpec, rowids: Sequence[str]) -> list[Identity]:
         """Return the primary keys of these rows, in that order."""
         rowid = rowid_of(spec.table)

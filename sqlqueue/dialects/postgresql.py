@@ -7,9 +7,10 @@ import os
 import selectors
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import itemgetter
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    column,
     extract,
     false,
     func,
@@ -68,6 +70,7 @@ from .inspection import Inspection, QueryPlan, Types, catalog, explain, read_onl
 from .naming import Product, live_name, plain
 from .statements import (
     KEYS,
+    LANE,
     MANY,
     ROWS,
     ClaimRequest,
@@ -154,6 +157,7 @@ class PostgreSQLRows(Rows):
     """
 
     skips_locked = True
+    walks_keys = True
 
     def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:
@@ -207,16 +211,43 @@ class PostgreSQLRows(Rows):
             forget_unfinished(session, pick.spec, keys, error)
             return self.load(session, pick.spec, keys, latest=True, unreadable=request.unreadable)
 
-    def _write(self, session: Session, request: ClaimRequest) -> list[Any]:
+    def claim_lanes(
+        self, session: Session, request: ClaimRequest, shares: Mapping[Any, int]
+    ) -> tuple[list[Any], dict[Any, int]]:
+        """Claim from all lanes with a key in one statement, which locks in each lane as a claim of that lane would."""
+        pick, keys = request.pick, [key for key in shares if key is not None]
+        if not keys or not request.assignments or request.delete or pick.divided is not None:
+            return super().claim_lanes(session, request, shares)
+        tasks, taken = list[Any](), dict[Any, int]()
+        if len(keys) < len(shares):
+            tasks, taken = super().claim_lanes(session, request, {None: shares[None]})
+        given = {LANE.format("keys"): keys, LANE.format("shares"): [shares[key] for key in keys]}
+        lanes: list[int] = []
+        found = self._write(session, replace(request, parameters={**(request.parameters or {}), **given}), lanes)
+        if not lanes and found:
+            return [*tasks, *found], {**shares, **taken}  # the result was lost, see _written
+        each: list[list[Any]] = [tasks, *([] for _ in keys)]
+        for number, task in zip(lanes, found, strict=True):
+            each[number].append(task)
+        turns = [task for task in chain(*zip_longest(*each)) if task is not None]
+        return turns, {**taken, **{key: len(some) for key, some in zip(keys, each[1:], strict=True)}}
+
+    def _write(self, session: Session, request: ClaimRequest, lanes: list[int] | None = None) -> list[Any]:
+        """Claim in one statement; ``lanes`` receives the number of the lane, from 1, of each instance."""
         pick, spec, assignments, whole = request.pick, request.pick.spec, request.assignments, _is_whole(request)
-        statement = pick.made.get((self, assignments, whole), lambda: self._claiming(pick, assignments, whole=whole))
+        made = pick.made if lanes is None or pick.lanes is None else pick.lanes.made
+        statement = made.get((self, assignments, whole), lambda: self._claiming(pick, assignments, whole=whole))
         if not whole:
-            rows = sorted(self.execute(session, spec, statement, request.parameters), key=itemgetter(0))
-            found: list[Identity] = [tuple(row[1:]) for row in rows]
+            rows: list[Any] = sorted(self.execute(session, spec, statement, request.parameters), key=itemgetter(0))
+            found: list[Identity] = [tuple(row[-len(spec.primary_key) :]) for row in rows]
+            if lanes is not None:
+                lanes += [row[1] for row in rows]
             return self.load(session, spec, found, request.options, unreadable=request.unreadable)
         try:
-            taken = _instances(session, spec, statement, request.parameters)
-            return [task for _, task in sorted(taken, key=itemgetter(0))]
+            taken = sorted(_instances(session, spec, statement, request.parameters), key=itemgetter(0))
+            if lanes is not None:
+                lanes += [row[1] for row in taken]
+            return [row[-1] for row in taken]
         except Exception as error:
             if not self.connections.is_of_row(error):
                 raise
@@ -257,17 +288,34 @@ class PostgreSQLRows(Rows):
         spec = pick.spec
         key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
         order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
-        locked: CTE = self.select_locking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
+        find = self.select_locking if pick.lanes is None else self._locking_lanes
+        locked: CTE = find(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
         names = [column.name for column in key]
         by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
-        picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
+        lane = [] if pick.lanes is None else ["lane"]
+        first = [*(locked.c[name] for name in lane), *by, *(locked.c[name] for name in names)]
+        picked = _listed(locked, [*lane, *names], first)
         joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
         claiming = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)
+        place = [picked.c.position, *(picked.c[name] for name in lane)]
         if not whole:
-            return claiming.returning(picked.c.position, *spec.primary_key)
+            return claiming.returning(*place, *spec.primary_key)
         # not an ORM UPDATE, whose criteria the session would evaluate in Python
-        every = claiming.returning(picked.c.position, *spec.table.columns)
-        return select(picked.c.position, spec.entity).from_statement(every)
+        every = claiming.returning(*place, *spec.table.columns)
+        return select(*place, spec.entity).from_statement(every)
+
+    def _locking_lanes(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the SELECT that locks the first free rows of each lane, by the numbers of the given keys."""
+        lanes: Any = pick.lanes
+        keys = bindparam(LANE.format("keys"), type_=ARRAY(lanes.column.type))
+        shares = bindparam(LANE.format("shares"), type_=ARRAY(Integer()))
+        given = func.unnest(keys, shares).table_valued(
+            column("lane_key", lanes.column.type), column("share", Integer()), with_ordinality="lane", name="given"
+        )
+        given = given.render_derived(name="given")
+        of = self.select_locking(pick.lane(lanes.column == given.c.lane_key, 1), *columns)
+        first = of.limit(given.c.share).lateral("first")
+        return select(given.c.lane, *first.c).select_from(given.join(first, true()))
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
@@ -21,6 +23,7 @@ from sqlalchemy import (
     Update,
     bindparam,
     insert,
+    literal_column,
     or_,
     select,
     tuple_,
@@ -31,8 +34,8 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
-from ..queue.spec import Criterion, Identity, QueueSpec, Where
-from ..sql import Assignment, Pick, UniqueBy, remove, utcnow, write
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
+from ..sql import EDGE, Assignment, Pick, UniqueBy, merged, remove, utcnow, write
 from .connections import Connections
 from .naming import Product
 
@@ -56,6 +59,13 @@ OTHERS = 16
 """The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
 FURTHER = 8
 """The factor by which a claim increases the number of rows that it reads whenever it did not get enough."""
+
+
+LANE = "sqlqueue_lane_{}"
+LANES = 32
+"""The maximum number of lanes that a statement reads; engines limit the parts of a statement."""
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES)
+"""The numbers of lanes for which there are statements: otherwise, most claims would compile their own."""
 
 
 class Unreadable(NamedTuple):
@@ -235,7 +245,7 @@ class Rows(ABC):
     def select_by_key(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
         """Return the SELECT that locks rows selected by primary key; unless it ``waits``, it skips locked rows."""
         matching = select(*spec.primary_key).where(*criteria)
-        locking: Select[Any] = self.by_key(spec, matching.with_for_update(skip_locked=not waits))
+        locking: Select[Any] = self.by_key(spec, matching.with_for_update(skip_locked=not waits, key_share=True))
         return locking
 
     def select_locking_by_key(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
@@ -553,8 +563,12 @@ class Rows(ABC):
 
         Rows that cannot be read are not among them, see :attr:`.ClaimRequest.unreadable`.
         """
+        identities = self.lock(session, request.pick, locks_only=not request.assignments)
+        return self.write_locked(session, request, identities)
+
+    def write_locked(self, session: Session, request: ClaimRequest, identities: Sequence[Identity]) -> list[Any]:
+        """Do the work of :meth:`lock_and_write` for rows that are locked."""
         pick, spec = request.pick, request.pick.spec
-        identities = self.lock(session, pick, locks_only=not request.assignments)
         for some in self.batches(spec, identities if request.assignments else ()):
             count = self.statement_size(spec, len(some))
             make = partial(self._writing, spec, count, request.assignments)
@@ -602,6 +616,136 @@ class Rows(ABC):
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         return self.by_key(spec, write(spec, self.key_in_parameters(spec, count), assignments))
+
+    # -- claims rows of several lanes: reads the first rows of each, and then locks them by primary key
+
+    walks_keys: ClassVar[bool] = False
+    """Whether one recursive statement searches the index for one key after the other.  Other engines do not use an
+    index for a value that the statement itself has found."""
+
+    def walk_keys(self, session: Session, pick: Pick, key: Any) -> list[Any]:
+        """Return the next keys after ``key`` that have an entry in the index of the lanes, at most :data:`LANES`."""
+        given = [] if key is EDGE else [key]
+
+        def make() -> Select[Any]:
+            column: Any = pick.lanes and pick.lanes.column
+            after = column > bindparam(LANE.format(0), type_=column.type) if given else column.is_not(None)
+            first = self.select_candidates(pick.keys(after, 1), column.label("key")).subquery("first")
+            walk = select(first.c.key, literal_column("1").label("number")).cte("walk", recursive=True)
+            following = self.select_candidates(pick.keys(column > walk.c.key, 1), column).correlate(walk)
+            further = select(following.scalar_subquery(), walk.c.number + literal_column("1"))
+            goes_on = walk.c.key.is_not(None) & (walk.c.number < literal_column(str(LANES)))
+            walk = walk.union_all(further.where(goes_on))
+            return select(walk.c.key).where(walk.c.key.is_not(None)).order_by(walk.c.number)
+
+        return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given)), make, given)]
+
+    def next_keys(self, session: Session, pick: Pick, keys: Sequence[Any]) -> dict[Any, Any]:
+        """Return the key that follows each of ``keys``, at most :data:`LANES`, with an entry in the index of the lanes.
+
+        One search of the index for each key, however many rows a key has.
+        """
+        given = [key for key in keys if key is not EDGE]
+        searched = _sized(given)
+        starts = len(given) < len(keys)
+
+        def make() -> Select[Any]:
+            column: Any = pick.lanes and pick.lanes.column
+            after = [column.is_not(None)] if starts else []
+            after += [column > bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
+            first = [pick.keys(criterion, 1) for criterion in after]
+            return merged(
+                lambda wanted: (self.select_candidates(each, *wanted) for each in first),
+                [column],
+                [Ordering(column)],
+                apart=True,
+            )
+
+        found = dict.fromkeys(keys, EDGE)
+        names = [*([EDGE] if starts else []), *searched]
+        for number, key in self._execute_for_lanes(session, pick, ("next", len(searched), starts), make, searched):
+            found[names[number]] = key
+        return found
+
+    def keys_after(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
+        """Return the keys of the first ``number`` rows of later lanes than that of ``key``, in order."""
+        given = [] if key is EDGE else [key]
+
+        def make() -> Select[Any]:
+            column: Any = pick.lanes and pick.lanes.column
+            after = column > bindparam(LANE.format(0), type_=column.type) if given else column.is_not(None)
+            return self.select_candidates(pick.keys(after, number), column)
+
+        return [row[0] for row in self._execute_for_lanes(session, pick, ("after", number, len(given)), make, given)]
+
+    def claim_lanes(
+        self, session: Session, request: ClaimRequest, shares: Mapping[Any, int]
+    ) -> tuple[list[Any], dict[Any, int]]:
+        """Lock and write, or delete, the first rows of each lane, as many as its share; return the instances, and how
+        many rows of each lane were taken.
+
+        Instead of rows that others have locked, it takes later ones of the same lane.  The lanes take turns in the
+        order of the result.
+        """
+        pick, wanted = request.pick, dict(shares)
+        found: dict[Any, list[Identity]] = {key: [] for key in shares}
+        seen: set[Identity] = set()
+        number = 1 << (max(shares.values()) + 1).bit_length()
+        while wanted:
+            rows = self._first_rows(session, pick, list(wanted), number)
+            full = [key for key, identities in rows.items() if len(identities) == number]
+            left = {key: [each for each in rows[key] if each not in seen] for key in wanted}
+            while some := {each: key for key, room in wanted.items() for each in left[key][:room]}:
+                left = {key: left[key][room:] for key, room in wanted.items()}
+                seen.update(some)
+                for part in self.batches(pick.spec, list(some)):
+                    for each in self._lock_some(session, request, part):
+                        found[some[each]].append(each)
+                wanted = {key: room for key in wanted if (room := shares[key] - len(found[key]))}
+            wanted = {key: wanted[key] for key in full if key in wanted}
+            number *= FURTHER
+        turns = [each for each in chain(*zip_longest(*found.values())) if each is not None]
+        return self.write_locked(session, request, turns), {key: len(taken) for key, taken in found.items()}
+
+    def _lock_some(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> Sequence[Identity]:
+        if self.connections.one_writer:
+            return keys
+        return self.lock_keys(session, request.pick, keys, len(keys), locks_only=not request.assignments)
+
+    def _first_rows(self, session: Session, pick: Pick, keys: Sequence[Any], number: int) -> dict[Any, list[Identity]]:
+        """Return the primary keys of the first ``number`` rows of each lane, locked or not."""
+        given = [key for key in keys if key is not None]
+        searched = _sized(given)
+        unkeyed = len(given) < len(keys)
+
+        def make() -> Select[Any]:
+            column: Any = pick.lanes and pick.lanes.column
+            of = [column.is_(None)] if unkeyed else []
+            of += [column == bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
+            lanes = [pick.lane(criterion, number) for criterion in of]
+            if len(lanes) == 1:
+                return self.select_candidates(lanes[0], *pick.spec.primary_key)
+            return merged(
+                lambda wanted: (self.select_candidates(each, *wanted) for each in lanes),
+                pick.spec.primary_key,
+                pick.order,
+                apart=True,
+            )
+
+        found: dict[Any, dict[Identity, None]] = {key: {} for key in keys}
+        names = [*([None] if unkeyed else []), *searched]
+        what = ("first", len(searched), unkeyed, number)
+        for row in self._execute_for_lanes(session, pick, what, make, searched):
+            part, *identity = row if len(names) > 1 else (0, *row)
+            found[names[part]][tuple(identity)] = None
+        return {key: list(identities) for key, identities in found.items()}
+
+    def _execute_for_lanes(
+        self, session: Session, pick: Pick, what: Hashable, make: Callable[[], Any], keys: Sequence[Any]
+    ) -> Iterable[Any]:
+        lanes: Any = pick.lanes
+        parameters = {LANE.format(n): key for n, key in enumerate(keys)}
+        return self.execute(session, pick.spec, lanes.made.get((self, what), make), parameters).all()
 
     # -- inserts rows: by default with plain INSERT, without an upsert or a bulk protocol
 
@@ -664,6 +808,12 @@ class Rows(ABC):
         """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` if the engine
         has none."""
         raise ArgumentError(f"{self.product.name} has no COPY: leave out copy=True, and the rows are inserted in bulk")
+
+
+def _sized(keys: Sequence[Any]) -> Sequence[Any]:
+    """Return ``keys`` with the last one repeated up to a number for which there are statements."""
+    missing = _SIZES[bisect_left(_SIZES, len(keys))] - len(keys) if keys else 0
+    return [*keys, *[keys[-1]] * missing] if missing else keys
 
 
 def names_of(spec: QueueSpec, number: int) -> Identity:

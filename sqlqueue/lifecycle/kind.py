@@ -58,6 +58,8 @@ class Cause(StrEnum):
     """Only the calling transaction sees the row, which it has inserted."""
     LOCKED = "locked"
     """A transaction that has not ended holds the lock of its row."""
+    SHARE = "share"
+    """Tasks of other keys have their turns, as ``QueueOptions(fair=...)`` says; ``ahead`` counts those of its key."""
     ORDER = "order"
     """Other tasks come first."""
     READY = "ready"

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Enum,
     FromClause,
     Index,
     Integer,
@@ -148,14 +149,17 @@ def attach_indexes(spec: QueueSpec) -> None:
     """Add the indexes that claims need to the table of ``spec``.
 
     Each begins with the columns compared for equality, followed by the claim order: if an engine that locks the rows
-    it scans had to sort, it would lock rows that the claim does not return.
+    it scans had to sort, it would lock rows that the claim does not return.  The status comes first, so that the keys
+    of ready tasks are found without reading others, where an index has all rows.
     """
-    for partition in ((), *((column,) for column in spec.partitions)):
-        ready = [spec["status"], *(term.expression for term in spec.ready_order if term.column not in partition)]
+    for partition in spec.divisions:
+        ready = [term.expression for term in spec.ready_order if term.column not in partition]
         if all(term.column is not spec["available_at"] for term in spec.ready_order):
             ready.append(spec["available_at"])  # so that a claim skips rows with later times without reading the table
+        _index(spec, spec.index_name("claim", partition), [spec["status"], *partition, *ready], is_available(spec))
+        if partition[1:]:
+            continue
         due = [term.expression for term in spec.due_order if term.column not in partition]
-        _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_available(spec))
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
     if spec.options.prunes:
         _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
@@ -350,13 +354,22 @@ def _divisions(cls: type[Any], roles: Container[str]) -> tuple[str, ...]:
 
 
 def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -> None:
-    for name in cls.__queue__.partitions:
-        column = mapper.columns.get(name)
-        if column is None or column.table is not table:
-            raise ConfigurationError(
-                f"{cls.__name__}: partitions names {name!r}, which is not a column of {table}: name its attributes",
-                model=cls,
-            )
+    fair: str | None = cls.__queue__.fair
+    for option, names in (("partitions", cls.__queue__.partitions), ("fair", () if fair is None else (fair,))):
+        for name in names:
+            column = mapper.columns.get(name)
+            if column is None or column.table is not table:
+                raise ConfigurationError(
+                    f"{cls.__name__}: {option} names {name!r}, which is not a column of {table}: name its attributes",
+                    model=cls,
+                )
+    kind = None if fair is None else mapper.columns[fair].type
+    if kind is not None and (not kind.hashable or (isinstance(kind, Enum) and kind.native_enum)):
+        raise ConfigurationError(
+            f"{cls.__name__}: fair names {fair!r}, whose type {kind!r} does not have one order on every engine: use a"
+            " number, a string or a UUID",
+            model=cls,
+        )
 
 
 def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str], inherited: QueueSpec | None) -> None:
@@ -368,7 +381,9 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
     elif missing:
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
-        problem = "it inherits its columns, order, slots and stages; set them on the base class"
+        problem = "it inherits its columns, order, fair share, slots and stages; set them on the base class"
+    elif cls.__queue__.fair is not None and not {"limit_key", "message_key", "slot_key"}.isdisjoint(_attributes(cls)):
+        problem = "fair= is not for LimitMixin, OutboxMixin and SlotMixin, whose claims have rules of their own"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":
@@ -380,10 +395,11 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
 
 
 def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
-    """Return whether ``options`` change columns, order, slots or stages, which the inherited table fixes."""
+    """Return whether ``options`` change columns, order, fair share, slots or stages, which the table fixes."""
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
     order = options.order_by and options.order_by is not inherited.order_by
-    return bool(columns or order or options.stages != inherited.stages or options.slots is not inherited.slots)
+    kept = options.stages == inherited.stages and options.slots is inherited.slots and options.fair == inherited.fair
+    return bool(columns or order or not kept)
 
 
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:

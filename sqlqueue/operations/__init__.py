@@ -2,7 +2,7 @@
 
 from ..model.companions import WorkerState
 from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
-from .claiming import claim, claim_in_turns, claim_many, claiming, consume, consume_many
+from .claiming import claim, claim_many, claiming, consume, consume_many
 from .control import Limit, Pause, limits, pause, paused, resume, set_limit
 from .enqueueing import OnConflict, enqueue
 from .error_groups import LAST, ErrorGroup, errors, in_error_group
@@ -59,7 +59,6 @@ __all__ = [
     "abandoned",
     "cancel",
     "claim",
-    "claim_in_turns",
     "claim_many",
     "claiming",
     "complete",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -37,7 +36,7 @@ from ..model.companions import history_of
 from ..model.declaration import T
 from ..queue.options import AttemptOutcome, Status
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql import LARGEST, Assignment, Pick, Step, is_held, is_token_of_worker, named_picks, picks, write
+from ..sql import LARGEST, Assignment, Pick, Step, fair_picks, is_held, is_token_of_worker, named_picks, picks, write
 from ..transaction import (
     Access,
     AnySession,
@@ -55,6 +54,7 @@ from ..transaction import (
 )
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
 from .settling import complete, fail
+from .turns import Rotation, claim_in_turns, rotation_of
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
 
@@ -88,17 +88,23 @@ class ClaimQuery:
         self.where = where
         self.order = order
         self.options = options
-        self.steps: tuple[Step, ...] = picks(spec, where, order) if steps is None else steps
+        self.steps: tuple[Step, ...] = steps or (picks if spec.fair is None else fair_picks)(spec, where, order)
+        self.rotations: dict[Any, Rotation] = {}
+        """The rotations of these claims, if their criteria leave out rows of a key of a fair queue."""
 
     def narrowed(self, where: Sequence[Where], *, named: bool = False) -> ClaimQuery:
         """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
-        steps = named_picks(self.spec, where) if named else picks(self.spec, where, self.order)
-        return ClaimQuery(self.spec, where, self.order, self.options, steps[: len(self.steps)])
+        steps: tuple[Step, ...] | None = named_picks(self.spec, where) if named else None
+        narrowed = ClaimQuery(self.spec, where, self.order, self.options, steps)
+        narrowed.steps = narrowed.steps[: len(self.steps)]
+        return narrowed
 
     @cached_property
     def ready(self) -> ClaimQuery:
         """A copy that claims available rows only, for a caller that has just found no due rows."""
-        return ClaimQuery(self.spec, self.where, self.order, self.options, self.steps[:1])
+        ready = ClaimQuery(self.spec, self.where, self.order, self.options, self.steps[:1])
+        ready.rotations = self.rotations
+        return ready
 
 
 def _check_order(adapter: Adapter, pick: Pick) -> None:
@@ -302,6 +308,8 @@ class ClaimCall:
                 )
                 records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
                 claim = partial(_claim_recorded, adapter) if records else adapter.rows.lock_and_write
+                if pick.lanes is not None:
+                    claim = partial(claim_in_turns, adapter, rotation_of(session, pick, query.rotations))
                 taken = claim(session, request)
                 if not request.unreadable:
                     tasks += taken
@@ -356,56 +364,6 @@ def _prepare_locked(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> 
         adapter.rows.execute(session, spec, adapter.rows.by_key(spec, taken_over))
     for task in crashed:
         session.refresh(task, [spec.attributes["max_attempts"], spec.attributes["crashes"]])
-
-
-# -- claims from several parts of a queue in fair shares --------------------------------------------------------------
-
-
-def claim_in_turns(
-    session: AnySession,
-    entity: type[T],
-    by: InstrumentedAttribute[Any],
-    values: Sequence[Any],
-    *where: Where,
-    limit: int,
-    lease: timedelta | Literal["default"] | None = "default",
-    options: Sequence[ExecutableOption] = (),
-    claimed_by: str | None = None,
-) -> Sequence[T]:
-    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, as evenly among the values as possible.
-
-    A message type with a million tasks does not delay one with ten: each value has an equal share, and what it cannot
-    use goes to the others.  The order of the values is random.  Returns the tasks grouped by value, each group in claim
-    order.  Each value takes one claim, which uses the index that ``QueueOptions(partitions=...)`` or a mixin creates
-    for ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
-    """
-    count("limit", limit)
-    if not isinstance(by, InstrumentedAttribute):
-        raise ArgumentError(f"by={by!r}: give an attribute, as in {entity.__name__}.priority")
-    if isinstance(values, str) or not isinstance(values, Sequence) or not _differ(values):
-        raise ArgumentError(f"values={values!r}: give a sequence of different values")
-    claimed: dict[Any, list[T]] = {value: [] for value in random.sample(values, len(values))}
-    hungry = list(claimed)
-    while hungry and limit:
-        for value, share in zip(hungry, _shares(limit, len(hungry)), strict=False):
-            tasks = claim_many(
-                session, entity, *where, by == value, limit=share, lease=lease, options=options, claimed_by=claimed_by
-            )
-            claimed[value] += tasks
-            limit -= len(tasks)
-            if len(tasks) < share:
-                hungry = [each for each in hungry if each != value]
-    return [task for tasks in claimed.values() for task in tasks]
-
-
-def _differ(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Hashable) for value in values) and len(set(values)) == len(values)
-
-
-def _shares(limit: int, among: int) -> list[int]:
-    """Divide ``limit`` as evenly as possible; omit empty shares."""
-    size, more = divmod(limit, among)
-    return [share for share in (size + (number < more) for number in range(among)) if share]
 
 
 # -- consumes tasks: claims and completes them at once ----------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -93,7 +93,9 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
 
 
 def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identity) -> SeenTask | None:
-    columns = dict.fromkeys([*spec.columns.values(), *spec.primary_key, *(term.column for term in spec.ready_order)])
+    share = () if spec.fair is None else (spec.fair,)
+    order = (term.column for term in spec.ready_order)
+    columns = dict.fromkeys([*spec.columns.values(), *spec.primary_key, *order, *share])
     read = (representable(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
     found = adapter.rows.values(session, spec, within(session, spec, (spec.key(identity),)), [utcnow(), *read])
     if found is None:
@@ -266,6 +268,9 @@ def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reaso
     ranges = _before(seen)
     if not ranges:
         return
+    if spec.fair is not None and seen.values["status"] == Status.AVAILABLE:
+        yield from _turns(session, adapter, seen, ranges)
+        return
     lately = _lately(adapter, spec)
     counts = [each.label(None) for each in (*(capped_count(spec, *criteria) for criteria in ranges), *lately)]
     found = adapter.rows.execute(session, spec, select(*counts)).one()
@@ -273,6 +278,25 @@ def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reaso
     if ahead:
         done = found[-1] if lately else 0
         yield _behind(ahead, timedelta(seconds=round(60 * ahead / done)) if done else None)
+
+
+def _turns(
+    session: Session, adapter: Adapter, seen: SeenTask, ranges: Sequence[tuple[Criterion, ...]]
+) -> Iterator[Reason]:
+    spec: QueueSpec = seen.spec
+    column: Any = spec.fair
+    key = seen.columns[column]
+    same = column.is_(None) if key is None else column == key
+    others = [column.is_not(None)] if key is None else [column < key, column > key, column.is_(None)]
+    ready = picks(spec)[0](1).state
+    parts = [*((same, *criteria) for criteria in ranges), *((other, *ready) for other in others)]
+    counts = (capped_count(spec, *part).label(None) for part in parts)
+    found = adapter.rows.execute(session, spec, select(*counts)).one()
+    ahead = min(sum(found[: len(ranges)]), COUNTED)
+    if sum(found):
+        first = "it comes first" if not ahead else _number(ahead)
+        text = f"{first} among those whose {spec.options.fair} is {key!r}, and each {spec.options.fair} has its turn"
+        yield Reason(cause=Cause.SHARE, text=text, ahead=ahead)
 
 
 def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
@@ -300,12 +324,11 @@ def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
 
 
 def _behind(ahead: int, estimate: timedelta | None) -> Reason:
-    number = (
-        f"{ahead:,} tasks or more come"
-        if ahead == COUNTED
-        else "1 task comes"
-        if ahead == 1
-        else f"{ahead:,} tasks come"
-    )
     takes = "" if estimate is None else f", which takes {estimate} at the rate of the last minute"
-    return Reason(cause=Cause.ORDER, text=f"{number} first{takes}", ahead=ahead, estimate=estimate)
+    return Reason(cause=Cause.ORDER, text=f"{_number(ahead)}{takes}", ahead=ahead, estimate=estimate)
+
+
+def _number(ahead: int) -> str:
+    if ahead == 1:
+        return "1 task comes first"
+    return f"{ahead:,} tasks or more come first" if ahead == COUNTED else f"{ahead:,} tasks come first"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -98,6 +98,9 @@ class HistoryOptions:
 
 # -- the options of a queue, which its model declares -----------------------------------------------------------------
 
+LIGHTEST, HEAVIEST = 0.1, 1_000
+"""The range of weights: a claim visits the lightest key ten times for one task."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
@@ -122,6 +125,10 @@ class QueueOptions:
       ``sqlalchemy.desc("name")``. The primary key is always added. The claim index has the same order.
     - ``partitions``: attributes that divide the queue, such as the type of a message; none by default. Claims with an
       equality criterion on one have their own index, as claims by ``topic`` do.
+    - ``fair``: the attribute whose values, such as tenants, share the queue: claims take the tasks of the values in
+      turn, however many tasks a value has. Adds indexes as ``partitions`` does. See :doc:`/how-to/fair-share`.
+    - ``weight``: the weights of the shares, from 0.1 to 1,000: a mapping of values of ``fair``, or a callable that
+      takes one and does not wait; 1 by default, and for a value that the mapping does not have.
     - ``stages``: the names of the stages of a :class:`.StageMixin`, in order.
     - ``missed``: how a :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by
       one run (``"once"``, the default), by all (``"all"``), or not at all (``"skip"``).
@@ -143,6 +150,8 @@ class QueueOptions:
     notify: bool = True
     order_by: tuple[str | ColumnElement[Any], ...] = ()
     partitions: tuple[str, ...] = ()
+    fair: str | None = None
+    weight: Mapping[Any, float] | Callable[[Any], float] | None = None
     stages: tuple[str, ...] = ()
     missed: Missed = "once"
     slots: type[Any] | None = None
@@ -170,16 +179,44 @@ class QueueOptions:
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: give a tuple of names")
         _check_names("partitions", self.partitions)
         _check_names("stages", self.stages)
+        _check_share(self.fair, self.weight)
         for stage in self.stages:
             key("stages", stage)
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: give one of {', '.join(get_args(Missed))}")
         at_once("limit", self.limit)
 
+    def weight_of(self, value: Any) -> float:
+        """Return the weight of a value of ``fair``.  Raises :class:`.ArgumentError` if it is none."""
+        if self.weight is None:
+            return 1.0
+        if isinstance(self.weight, Mapping):
+            return self.weight.get(value, 1.0)
+        return weight(value, self.weight(value))
+
     @property
     def prunes(self) -> bool:
         """Whether ``prune`` may be called without an age."""
         return self.retention is not None or self.discarded_retention is not None
+
+
+def _check_share(fair: str | None, weights: object) -> None:
+    if fair is not None:
+        _check_names("fair", (fair,))
+    elif weights is not None:
+        raise ArgumentError("weight= is for queues with fair=, whose values have the weights")
+    if isinstance(weights, Mapping):
+        for value, given in weights.items():
+            weight(value, given)
+    elif weights is not None and not callable(weights):
+        raise ArgumentError(f"weight={weights!r}: give a mapping, or a callable that takes a value of fair=")
+
+
+def weight(value: object, given: object) -> float:
+    """Return the weight given for ``value`` if it is one."""
+    if isinstance(given, int | float) and not isinstance(given, bool) and LIGHTEST <= given <= HEAVIEST:
+        return float(given)
+    raise ArgumentError(f"weight of {value!r}: {given!r} is not a number from {LIGHTEST} to {HEAVIEST:,}")
 
 
 def _check_names(option: str, names: tuple[object, ...]) -> None:

@@ -177,7 +177,20 @@ class QueueSpec:
     def partitions(self) -> tuple[Column[Any], ...]:
         """The columns that divide the queue.  A claim with an equality on some uses the index of the first of them."""
         named = (self.mapper.columns[name] for name in self.options.partitions)
-        return (*(self.columns[role] for role in self.divided_by), *named)
+        shared = () if self.fair is None else (self.fair,)
+        return tuple(dict.fromkeys((*(self.columns[role] for role in self.divided_by), *named, *shared)))
+
+    @cached_property
+    def fair(self) -> Column[Any] | None:
+        """The column whose values share the queue's claims, ``None`` if tasks are claimed in order."""
+        return None if self.options.fair is None else self.mapper.columns[self.options.fair]
+
+    @cached_property
+    def divisions(self) -> tuple[tuple[Column[Any], ...], ...]:
+        """The columns of each claim index between the status and the order."""
+        single = ((column,) for column in self.partitions)
+        fair = () if self.fair is None else (self.fair,)
+        return ((), *single, *((column, key) for key in fair for column in self.partitions if column is not key))
 
     @cached_property
     def column_names(self) -> dict[str, str]:

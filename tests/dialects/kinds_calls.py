@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from typing import Any
 
 from sqlqueue import QueueSession, utcnow
 from sqlqueue.dialects import adapter_for
+from sqlqueue.dialects.statements import ClaimRequest
 from sqlqueue.kinds.limits import create_slots
+from sqlqueue.lifecycle.transitions import TOKEN, claim_assignments
 from sqlqueue.model.companions import worker_table
+from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.settling import report_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
-from sqlqueue.sql import picks
+from sqlqueue.sql import EDGE, picks
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
-from tests.support.models import Chore, Dispatch, Message, Outgoing, Ping, Render, Report, Visit
+from tests.support.models import Chore, Crawl, Dispatch, Message, Outgoing, Ping, Render, Report, Visit
 from tests.support.polling import next_due
 
 
@@ -59,7 +64,6 @@ def limited() -> Iterator[tuple[str, Call]]:
         "Visit.create_slots",
         lambda s: create_slots(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"]),
     )
-    yield "Message.claim_in_turns", lambda s: s.claim_in_turns(Message, Message.kind, ["a", "b"], limit=2)
     yield "Message.prune", lambda s: s.prune(Message)
 
 
@@ -74,6 +78,36 @@ def progress() -> Iterator[tuple[str, Call]]:
     reports = [(claim, {"value": 0.5}) for claim in claims(Render, 1)]
     yield "Render.report", lambda s: report_some(s, reports)
     yield "Render.report(free)", lambda s: report_some(s, reports, waits=False)
+
+
+def fair() -> Iterator[tuple[str, Call]]:
+    yield "Crawl.claim", beginning(lambda s: s.claim(Crawl))
+    yield "Crawl.claim(of a topic)", beginning(lambda s: s.claim_many(Crawl, Crawl.topic == "a", limit=9))
+    yield "Crawl.claim(of two)", beginning(lambda s: s.claim_many(Crawl, Crawl.site.in_(["a", "b"]), limit=9))
+    yield "Crawl.claim(locked)", beginning(lambda s: s.claim_many(Crawl, limit=9, lease=None))
+    yield "Crawl.consume", beginning(lambda s: s.consume_many(Crawl, Crawl.topic.in_(["b", "c"]), limit=9))
+    yield "Crawl.claim(of keys)", _claim_of_keys
+
+
+def beginning(call: Call) -> Call:
+    """Return a claim that remembers no turns, and whose first turn is always the same."""
+
+    def begin(session: QueueSession) -> Any:
+        turns._rotations.clear()
+        random.seed(7)
+        return call(session)
+
+    return begin
+
+
+def _claim_of_keys(session: QueueSession) -> None:
+    """Send the statements of a claim that knows keys, of which each has some tasks."""
+    adapter, step = adapter_for(session.get_bind().dialect), ClaimQuery(Crawl.__queue_spec__).steps[0]
+    adapter.rows.next_keys(session, step(9), [EDGE, "a", "b"])
+    adapter.rows.keys_after(session, step(9), "b", 128)
+    assignments = claim_assignments(Crawl.__queue_spec__, "claimer", MINUTE)
+    request = ClaimRequest(pick=step(9), assignments=assignments, parameters={TOKEN: 7})
+    adapter.rows.claim_lanes(session, request, {"a": 2, None: 1, "b": 6})
 
 
 def outbox() -> Iterator[tuple[str, Call]]:

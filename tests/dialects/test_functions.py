@@ -23,11 +23,11 @@ _DECLARED = re.compile(r"^\s*(?:TYPE\s+)?(\w+)\s+(?:IS TABLE\b|\w+;)", re.MULTIL
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX \S+ ON \S+ ")
 _KEYWORDS = {
     *("and", "any", "array", "as", "by", "conflict", "default", "exists", "from", "in", "index"),
-    *("join", "key", "materialized", "not", "on", "option", "or", "over", "select"),
+    *("join", "key", "lateral", "materialized", "not", "on", "option", "or", "over", "select"),
     *("set", "table", "then", "unique", "values", "when", "where", "with"),
 }
 _TYPES = {"char", "datetime", "datetime2", "number", "numeric", "nvarchar", "nvarchar2", "raw", "varchar", "varchar2"}
-_BEFORE_COLUMNS = {"as", "into", "references", "table", "with"}
+_BEFORE_COLUMNS = {"as", "into", "recursive", "references", "table", "with"}
 """What precedes the name of a table, an alias or a CTE, which is followed by its columns."""
 
 

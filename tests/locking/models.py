@@ -57,6 +57,8 @@ KEPT_LOCKS: dict[str, Collection[type[Violation]]] = {
     "criteria": [Waits],
     "postponing": [Waits],
     "promoting": [LocksTooMuch],
+    # claims of one key use its index, claims that take turns lock by primary key
+    "turns": [Waits],
 }
 """UPDLOCK may keep locks on what does not match until the transaction ends.  Claims that lock by key release them."""
 _MAY_WAIT: dict[str, Collection[type[Violation]]] = {"": [Waits, LocksTooMuch]}

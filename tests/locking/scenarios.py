@@ -10,20 +10,21 @@ from typing import Any
 
 from sqlalchemy import select
 
-from sqlqueue import Claim, claim_in_turns, claim_of, promote, prune, reschedule, rescue
+from sqlqueue import Claim, claim_many, claim_of, promote, prune, reschedule, rescue
 from sqlqueue.kinds.limits import ENDLESS
+from sqlqueue.operations import turns
 from sqlqueue.operations.upkeep import extend, postpone
 from sqlqueue.outbox import claim_messages
 from tests.locking.guarantees import can_be_claimed
 from tests.locking.interleaving import COMMIT, Do, Script, Step
 from tests.support.models import (
+    Crawl,
     Dispatch,
     Document,
     Film,
     Ledger,
     Listing,
     Mail,
-    Message,
     Outgoing,
     Report,
     Seat,
@@ -300,7 +301,8 @@ def _turns(limit: int, *, lease: Any = "default") -> Step:
 
     def do(session: Any, _: Any) -> Any:
         random.seed(limit)
-        return claim_in_turns(session, Message, Message.kind, ["x", "y", "z"], limit=limit, lease=lease)
+        turns._rotations.clear()
+        return claim_many(session, Crawl, limit=limit, lease=lease)
 
     return Step(f"turns({limit})", do, claims=True, limit=limit)
 
@@ -309,7 +311,7 @@ def _taking_turns() -> Sequence[Script]:
     return [
         (_turns(3), COMPLETE, COMMIT),
         (_turns(4, lease=None), FAIL, COMMIT),
-        (claim(Message, Message.kind == "y", kind="y", limit=2), COMMIT, COMPLETE, COMMIT),
+        (claim(Crawl, Crawl.site == "y", site="y", limit=2), COMMIT, COMPLETE, COMMIT),
     ]
 
 
@@ -429,7 +431,7 @@ SCENARIOS = {
     "redriving": Scenario(Task, rows_of(4, name=["a", "b"]), _redriving),
     "rescuing": Scenario(Task, changed(rows_of(5), _LAST, ABANDONED, _LAST), _rescuing),
     "two columns": Scenario(Seat, [{"line": "a", **row} for row in _named(rows_of(5), id="number")], _seats),
-    "turns": Scenario(Message, rows_of(7, kind=["x", "y", "y"]), _taking_turns),
+    "turns": Scenario(Crawl, rows_of(7, site=["x", "y", "y"]), _taking_turns),
     "recurring": Scenario(Report, changed(_REPORTS, CRASHED, {}, CRASHED), _recurring),
     "messages": Scenario(Outgoing, _MESSAGES, _relays(Outgoing), line="message_key"),
     "messages, kept": Scenario(

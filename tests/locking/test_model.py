@@ -95,7 +95,7 @@ MISSING_PARTS: list[tuple[type[Rows], str, str, type[Violation]]] = [
     # promoting, postponing, fair claims and claims of recurring tasks do not wait
     *[(WaitingSQLServer, "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
     *[(WaitingOracle, "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
-    *[(WaitingPostgreSQL, "postgresql", name, Waits) for name in ("promoting", "turns", "messages")],
+    *[(WaitingPostgreSQL, "postgresql", name, Waits) for name in ("promoting", "messages")],
     *[(WaitingMySQL, "mysql", name, Waits) for name in ("postponing", "two columns", "recurring", "messages, kept")],
     # any index may be used, and locked, that has the rows
     *[(UnnamedIndexSQLServer, "mssql", name, LocksTooMuch) for name in ("criteria", "promoting")],

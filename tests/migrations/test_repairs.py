@@ -53,7 +53,7 @@ def test_an_index_that_is_not_unique_is_repaired(migrated: Project, sync_db: Dat
 def test_wrong_conditions_are_repaired(migrated: Project, sync_db: Database) -> None:
     replace_index(sync_db, CLAIM, ["state", desc("weight"), "id", "available_at"], "state = 'running'")
     replace_index(sync_db, DUE, ["finished_at", "available_at", "id"], "state IN ('scheduled', 'retryable')")
-    replace_index(sync_db, BY_TOPIC, ["topic", "state", desc("weight"), "id", "available_at"], None)
+    replace_index(sync_db, BY_TOPIC, ["state", "topic", desc("weight"), "id", "available_at"], None)
     wrong = messages(sync_db)
     assert [message.split()[2] for message in wrong] == [CLAIM, DUE, BY_TOPIC]
     assert "has no condition" in wrong[2]

@@ -32,11 +32,25 @@ from sqlqueue.sqltasks import SQLTaskDatabase
         ("stages", ("fetch", "")),
         ("retry", timedelta(seconds=5)),
         ("columns", ["status"]),
+        ("fair", 7),
+        ("fair", ""),
+        ("weight", {"a": 2}),  # without fair=
     ],
 )
 def test_invalid_options_are_rejected(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         QueueOptions(**{name: value})
+
+
+@pytest.mark.parametrize("weight", [0, -1, 0.01, 2_000, True, "2"])
+def test_invalid_weights_are_rejected(weight: Any) -> None:
+    with pytest.raises(ArgumentError, match="weight of 'a'"):
+        QueueOptions(fair="tenant", weight={"a": weight})
+    options = QueueOptions(fair="tenant", weight=lambda key: weight)
+    with pytest.raises(ArgumentError, match="weight of 'a'"):
+        options.weight_of("a")
+    with pytest.raises(ArgumentError, match="weight="):
+        QueueOptions(fair="tenant", weight=weight)
 
 
 @pytest.mark.parametrize(

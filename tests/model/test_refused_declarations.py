@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, desc
+from sqlalchemy import Column, Enum, ForeignKey, Integer, MetaData, String, Table, desc
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column, registry, relationship
 
 from sqlqueue import ConfigurationError, QueueMixin, QueueOptions, ResultMixin, StageMixin, TopicMixin, UniqueMixin
+from sqlqueue.outbox import OutboxMixin
 from tests.model.declaring import COLUMNS, columns, indexes
 
 
@@ -154,6 +155,13 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
     "an order by an unknown column": (QueueMixin, _queue(order_by=("nothing",)), "nothing"),
     "a descending order by one": (QueueMixin, _queue(order_by=(desc("nothing"),)), "nothing"),
     "an order by a known and an unknown one": (QueueMixin, _queue(order_by=("id", "nothing")), "nothing"),
+    "a share by an unknown column": (QueueMixin, _queue(fair="nothing"), "fair names 'nothing'"),
+    "a share by a column without an order": (
+        QueueMixin,
+        {"state": mapped_column(Enum("a", "b", name="letters")), **_queue(fair="state")},
+        "does not have one order on every engine",
+    ),
+    "a share of an outbox": (OutboxMixin, _queue(fair="message_key"), "have rules of their own"),
     "a dictionary of options": (QueueMixin, {"__queue__": {"lease": 5}}, "QueueOptions"),
     "no options": (QueueMixin, {"__queue__": None}, "QueueOptions"),
     "a text as options": (QueueMixin, {"__queue__": "keep"}, "QueueOptions"),

@@ -40,13 +40,13 @@ from tests.support.models import (
     Account,
     Base,
     Chore,
+    Crawl,
     Document,
     Film,
     Job,
     Ledger,
     Listing,
     Mail,
-    Message,
     Order,
     Outgoing,
     Report,
@@ -275,10 +275,7 @@ REFUSED: dict[str, list[tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
         call("discard", [], Task.id == 7, error="b"),
     ],
     "give an exception or a string": [call("discard", Task, error=7)],
-    "give a sequence of different values": [
-        call("claim_in_turns", Message, Message.kind, values, limit=1) for values in ("ab", ["a", "a"], {"a"}, [["a"]])
-    ],
-    "by='kind': give an attribute": [call("claim_in_turns", Message, "kind", ["a"], limit=1)],
+    "claims of Crawl take turns by site": [call("claim", Crawl, order_by=Crawl.priority)],
     "first": [call("limits", Visit, first=0)],
     "Task has no limits: derive it from LimitMixin": [call("set_limit", Task, "a", 1)],
     "give an integer from 0 to 10,000": [

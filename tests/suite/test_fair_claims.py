@@ -1,52 +1,274 @@
-"""Claims of several kinds of tasks at once: fair shares, an index for each claim, and several topics in one order."""
+"""Claims of several kinds of tasks at once: fair shares of the keys of a queue, and several topics in one order."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sqlalchemy import Integer, String, delete
+from sqlalchemy.orm import Mapped, mapped_column
 
+from sqlqueue import Cause, Claim, QueueMixin, QueueOptions
 from sqlqueue.dialects import adapter_for
-from sqlqueue.sql import picks
+from sqlqueue.operations import turns
+from sqlqueue.operations.claiming import ClaimQuery
+from sqlqueue.operations.turns import Keys
+from sqlqueue.sql import EDGE, picks
+from tests.suite.test_plans import reading
 from tests.support.harness import Database
-from tests.support.models import Mail, Message, Spool
-from tests.support.rows import PAST, analyze, contenders, count, ids, rows
+from tests.support.models import Base, Crawl, Mail, Message
+from tests.support.rows import PAST, TOMORROW, analyze, contenders, ids, insert_many, rows
+from tests.support.workers import Workers, eventually
 
 
-def messages(db: Database, **counts: int) -> None:
-    db.insert(Message, [row for kind, n in counts.items() for row in rows(n, kind=kind)])
+class Tile(QueueMixin, Base):
+    """A fair queue with a key of two columns, and a subclass in the same table."""
+
+    __tablename__ = "tile"
+    __queue__ = QueueOptions(fair="x", weight=lambda x: 2 if x == 1 else 1, order_by=("y",))
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "tile"}  # noqa: RUF012
+
+    x: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    y: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String(20))
 
 
-def in_turns(db: Database, limit: int, *kinds: str, **arguments: Any) -> Counter[str]:
-    with db.session() as actor:
-        found = actor.claim_in_turns(Message, Message.kind, kinds, limit=limit, **arguments)
-        counts = Counter(task.kind for task in found)
-        assert [task.kind for task in found] == [kind for kind, n in counts.items() for _ in range(n)]
-        assert ids(found)
-        actor.rollback()
-    return counts
+class Water(Tile):
+    __mapper_args__ = {"polymorphic_identity": "water"}  # noqa: RUF012
 
 
-def test_each_value_gets_its_share_and_the_others_get_the_rest(db: Database) -> None:
-    messages(db, many=50, some=10, few=2, others=10)
-    assert in_turns(db, 9, "many", "some", "others") == {"many": 3, "some": 3, "others": 3}
-    assert in_turns(db, 12, "many", "some", "few", "none") == {"many": 5, "some": 5, "few": 2}
-    assert in_turns(db, 40, "many", "few", lease=None) == {"many": 38, "few": 2}
-    assert in_turns(db, 100, "some", "few") == {"some": 10, "few": 2}
-    assert set(in_turns(db, 2, "many", "some", "others").values()) == {1}
-    kinds = {kind for _ in range(30) for kind in in_turns(db, 1, "many", "some")}
-    assert kinds == {"many", "some"}  # no kind is always the first
+@pytest.fixture(autouse=True)
+def beginning() -> None:
+    """Forget the turns of former tests, whose engines have other rows now."""
+    turns._rotations.clear()
+
+
+def crawls(db: Database, **counts: int) -> None:
+    """Insert so many tasks of each site; those of `none` have no site."""
+    for site, number in counts.items():
+        db.insert(Crawl, rows(number, site=None if site == "none" else site, topic="a"))
+
+
+def sites(tasks: Iterable[Any]) -> Counter[str | None]:
+    return Counter(task.site for task in tasks)
+
+
+def claimed(db: Database, *sizes: int) -> Counter[str | None]:
+    """Claim in transactions that are rolled back, and return how many tasks of each site were claimed."""
+    found = Counter[str | None]()
+    for size in sizes:
+        with db.session() as session:
+            tasks = session.claim_many(Crawl, limit=size)
+            assert len(ids(tasks)) == size
+            found += sites(tasks)
+            session.rollback()
+    return found
+
+
+# -- shares -----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_share_claims_by_their_weights(db: Database) -> None:
+    """However many tasks each has; no key is a key as well, and tasks of one key keep their order."""
+    crawls(db, many=500, gold=400, none=100, few=2)
+    with db.begin() as session:
+        first = session.claim_many(Crawl, limit=12)
+        assert sites(first) == {"many": 2, "gold": 6, None: 2, "few": 2}
+        rest = session.claim_many(Crawl, limit=50)
+        assert sites(rest) == pytest.approx({"many": 10, "gold": 30, None: 10}, abs=3)
+        for site in ("many", "gold", None):
+            order = [task.id for task in (*first, *rest) if task.site == site]
+            assert order == sorted(order)
+    assert sum(claimed(db, *[1] * 5).values()) == 5
+    with db.begin() as session:
+        assert sites(session.claim_many(Crawl, limit=20, lease=None)) == pytest.approx(
+            {"many": 4, "gold": 12, None: 4}, abs=3
+        )
+        session.rollback()
+    with db.begin() as session:
+        assert sites(session.consume_many(Crawl, limit=10)) == pytest.approx({"many": 2, "gold": 6, None: 2}, abs=3)
+        assert len(session.claim_many(Crawl, limit=2_000)) == 1_002 - 12 - 50 - 10
+        assert session.claim(Crawl) is None
+
+
+def test_shares_are_exact_for_claims_of_any_size(sync_db: Database) -> None:
+    counts = {"gold": 60, **{f"site {n:02}": 20 for n in range(49)}}
+    crawls(sync_db, **counts)
+    sizes = random.Random(7).choices([1, 2, 10, 40], k=200)
+    found = claimed(sync_db, *sizes)
+    share = sum(sizes) / (49 + 3)
+    visit = 2  # of a claim of 40 tasks
+    assert found["gold"] == pytest.approx(3 * share, abs=3 * visit)
+    for site in counts.keys() - {"gold"}:
+        assert found[site] == pytest.approx(share, abs=visit)
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_each_key_has_its_turn_before_any_has_two(db: Database, size: int) -> None:
+    crawls(db, a=200, **{f"site {n:03}": 12 for n in range(59)})
+    assert set(claimed(db, *[size] * (60 // size)).values()) == {1}
+    crawls(db, b=1)  # within a known order, and at its end
+    crawls(db, z=1)
+    found = claimed(db, *[size] * (2 * 62 // size + 4))
+    assert found["b"] >= 1
+    assert found["z"] >= 1
+
+
+@pytest.mark.requires("locks_rows")
+def test_claims_of_the_same_keys_keep_the_shares(sync_db: Database) -> None:
+    """Instead of a task that others have locked, a claim takes another one of the same key."""
+    crawls(sync_db, a=40, gold=90)
+    crawls(sync_db, none=1, b=1)
+    open_claims = [sync_db.variant().session() for _ in range(4)]
+    tasks = [task for session in open_claims for task in session.claim_many(Crawl, limit=10)]
+    found = sites(tasks)
+    assert len(ids(tasks)) == 40
+    assert (found[None], found["b"]) == (1, 1)
+    assert found["gold"] == pytest.approx(3 * found["a"], abs=8)
+    for session in open_claims:
+        session.rollback()
+
+
+@pytest.mark.parametrize("walk", ["known", "read"])
+def test_a_new_key_is_claimed_at_once(db: Database, walk: str) -> None:
+    """Although the next keys have just been read, and the claimer remembers that there are no others."""
+    crawls(db, b=1, **({"d": 5} if walk == "known" else {}))
+    with db.begin() as session:
+        assert len(session.claim_many(Crawl, limit=9)) == (6 if walk == "known" else 1)
+        for site in ("a", "c", "e"):
+            session.session.add(Crawl(site=site))
+            assert sites(session.claim_many(Crawl, limit=9)) == {site: 1}
+        assert session.claim(Crawl) is None
+
+
+def test_a_claim_finds_all_tasks_however_many_keys_have_none(db: Database) -> None:
+    crawls(db, **{f"site {n:03}": 1 for n in range(300)})
+    db.insert(Crawl, rows(300, available_at=TOMORROW, site="early"))
+    db.insert(Crawl, [{**row, "site": f"early {n}"} for n, row in enumerate(rows(300, available_at=TOMORROW))])
+    db.insert(Crawl, rows(5, "retryable", site="due"))
+    with db.begin() as session:
+        assert len(session.claim_many(Crawl, Crawl.site.like("site 29%"), limit=300)) == 10
+        locked = session.claim_many(Crawl, limit=280, lease=None)
+        assert len(ids(locked)) == 280
+        assert len(session.claim_many(Crawl, limit=300, lease=None)) == 15
+        session.rollback()
+
+
+# -- criteria, keys of several columns, and subclasses ----------------------------------------------------------------
+
+
+def test_criteria_of_claims(db: Database) -> None:
+    crawls(db, a=50, b=50, c=5)
+    db.insert(Crawl, rows(20, site="a", topic="b"))
+    db.insert(Crawl, rows(20, site="d", topic="c"))
+    with db.begin() as session:
+        claim = session.claim_many
+        assert sites(claim(Crawl, Crawl.topic == "b", limit=4)) == {"a": 4}
+        assert sites(claim(Crawl, Crawl.topic == "a", limit=9)) == {"a": 3, "b": 3, "c": 3}
+        assert sites(claim(Crawl, Crawl.topic.in_(["b", "c"]), limit=8)) == {"a": 4, "d": 4}
+        assert sites(claim(Crawl, Crawl.site.in_(["a", "b", "none"]), limit=8)) == {"a": 4, "b": 4}
+        assert sites(claim(Crawl, Crawl.site.in_(["b", "c"]), Crawl.topic == "a", limit=4)) == {"b": 2, "c": 2}
+        assert sites(claim(Crawl, Crawl.site == "b", limit=3)) == {"b": 3}
+        assert sites(claim(Crawl, Crawl.site.is_(None), limit=3)) == {}
+        assert sites(claim(Crawl, Crawl.priority == 0, limit=8)).keys() == {"a", "b", "d"}
+        (task,) = claim(Crawl, Crawl.site == "d", limit=1)
+        session.release(task)
+        assert claim(Crawl, Crawl.id == task.id, limit=3) == [task]
+        session.rollback()
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_keys_of_two_columns_and_subclasses(db: Database, lease: Any) -> None:
+    db.insert(Tile, [{"x": x, "y": y, "kind": "water" if y % 2 else "tile"} for x in (1, 2, 3) for y in range(20)])
+    with db.begin() as session:
+        first = session.claim_many(Tile, limit=8, lease=lease)
+        assert Counter(tile.x for tile in first) == {1: 4, 2: 2, 3: 2}
+        assert sorted((tile.x, tile.y) for tile in first if tile.x > 1) == [(2, 0), (2, 1), (3, 0), (3, 1)]
+        water = session.claim_many(Water, limit=4, lease=lease)
+        assert Counter(tile.x for tile in water) == {1: 2, 2: 1, 3: 1}
+        assert {tile.y % 2 for tile in water} == {1}
+        session.rollback()
+
+
+@pytest.mark.sync_only
+def test_why_tells_of_turns(db: Database) -> None:
+    crawls(db, a=3, none=1)
+    with db.session() as session:
+        last, other = max(ids(session.claim_many(Crawl, Crawl.site == "a", limit=3))), session.claim(Crawl).id
+        session.rollback()
+    (reason,) = db.committed.why(Claim(Crawl, (last,), 0)).reasons
+    assert (reason.cause, reason.ahead) == (Cause.SHARE, 2)
+    assert reason.text == "2 tasks come first among those whose site is 'a', and each site has its turn"
+    (reason,) = db.committed.why(Claim(Crawl, (other,), 0)).reasons
+    assert (reason.cause, reason.ahead) == (Cause.SHARE, 0)
+    assert len(db.committed.claim_many(Crawl, Crawl.site == "a", limit=3)) == 3
+    assert [reason.cause for reason in db.committed.why(Claim(Crawl, (other,), 0)).reasons] == [Cause.READY]
+
+
+@pytest.mark.one_engine
+def test_workers_share_their_calls(sync_db: Database) -> None:
+    crawls(sync_db, a=300, **{f"site {n}": 1 for n in range(5)})
+    started: list[str] = []
+    workers = Workers(sync_db)
+    try:
+        workers.serve(Crawl, lambda crawl: started.append(crawl.site), concurrency=1)
+        eventually(lambda: len(started) == 305)
+    finally:
+        workers.end_test()
+    assert {f"site {n}" for n in range(5)} <= set(started[:40])
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_the_next_keys_are_read_whatever_comes_and_goes(sync_db: Database) -> None:
+    """Compared with a sorted set, from memories that are wrong."""
+    chance, keys, there = random.Random(5), Keys(), set[str]()
+    pick = ClaimQuery(Crawl.__queue_spec__).steps[0](1)
+    adapter = adapter_for(sync_db.engine.dialect)
+    for _ in range(25):
+        new = {f"{chance.randrange(200):03}" for _ in range(chance.choice([0, 1, 9, 60]))} - there
+        old = set(chance.sample(sorted(there), k=min(len(there), chance.choice([0, 1, 40]))))
+        sync_db.insert(Crawl, [row for site in sorted(new) for row in rows(3, site=site)]) if new else None
+        sync_db.execute(delete(Crawl).where(Crawl.site.in_(sorted(old))))
+        there = (there | new) - old
+        after = chance.choice([EDGE, *sorted(there | old)])
+        with sync_db.session() as session:
+            found, are_all = keys.after(adapter, session.session, pick, after, 20)
+        ring = [*(site for site in sorted(there) if after is EDGE or site > after), EDGE, *sorted(there)]
+        expected = list(dict.fromkeys(ring)) if after is not EDGE else [*sorted(there), EDGE]
+        assert found == expected[: len(found)]
+        assert len(found) == len(expected) if are_all else len(found) >= 20
+
+
+def test_a_claim_reads_as_much_of_a_large_backlog_as_of_a_small_one(sync_db: Database) -> None:
+    def median(size: int) -> int:
+        amounts = []
+        for _ in range(9):
+            with other.session() as session, reading(session, sync_db.case) as read:
+                assert len(session.claim_many(Crawl, limit=size)) == size
+            amounts.append(read.amount)
+        return sorted(amounts)[4]
+
+    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    crawls(sync_db, large=200, **{f"site {n:02}": 20 for n in range(40)})
+    analyze(sync_db, Crawl)
+    small = {size: median(size) for size in (1, 40)}
+    done = {"site": "large", "status": "completed", "available_at": PAST, "finished_at": PAST, "topic": "a"}
+    insert_many(sync_db, Crawl, {**done, "status": "available", "finished_at": None}, done)
+    analyze(sync_db, Crawl)
+    for size, amount in small.items():
+        assert median(size) <= 2 * amount + 100
 
 
 @pytest.mark.requires("plans_empty_tables")
 def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
-    messages(sync_db, many=2_000, few=2)
+    sync_db.insert(Message, [row for kind, n in (("many", 2_000), ("few", 2)) for row in rows(n, kind=kind)])
     analyze(sync_db, Message)
     adapter = adapter_for(sync_db.engine.dialect)
-    with sync_db.session() as actor:
-        assert len(actor.claim_in_turns(Message, Message.kind, ["few"], limit=2)) == 2
-        actor.rollback()
     for step, name in zip(picks(Message.__queue_spec__, [Message.kind == "few"], ()), ("claim", "due"), strict=True):
         pick = step(2)
         assert pick.index == f"ix_message_kind_{name}"
@@ -54,17 +276,6 @@ def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
             plan = adapter.inspection.plan(connection, pick.select(Message.id).limit(2))
         assert plan.indexes == {pick.index}
         assert not plan.sorted
-
-
-def test_tasks_claimed_in_turns_are_completed(db: Database) -> None:
-    messages(db, a=2, b=1)
-    db.insert(Spool, [{"text": text} for text in "aab"])
-    with db.begin() as actor:
-        actor.complete(actor.claim_in_turns(Message, Message.kind, ["a", "b"], limit=9, claimed_by="reader 7"))
-        # by any attribute, even without an index; completed tasks of this model are deleted
-        actor.complete(actor.claim_in_turns(Spool, Spool.text, ["a", "b"], limit=2))
-    assert count(db, Message, Message.status == "completed", Message.claimed_by == "reader 7") == 3
-    assert count(db, Spool) == 1
 
 
 # -- claims of several topics at once ---------------------------------------------------------------------------------

@@ -234,7 +234,6 @@ def history(actor: Actor) -> Any:
 OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "claim": lambda a: [a.claim(Deed), a.claim(Deed, Deed.id == key(OTHER, READY))],
     "claim_many": lambda a: a.claim_many(Deed, limit=9),
-    "claim_in_turns": lambda a: a.claim_in_turns(Deed, Deed.topic, [f"{OTHER}:topic", f"{MINE}:topic"], limit=9),
     "claiming": claiming,
     "consume": lambda a: [a.consume(Deed), a.consume(Deed)],
     "consume_many": lambda a: a.consume_many(Deed, limit=9),

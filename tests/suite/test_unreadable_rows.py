@@ -14,7 +14,6 @@ from sqlalchemy import event, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import joinedload, selectinload
 
-from sqlqueue import claim_in_turns
 from sqlqueue.operations import recording
 from sqlqueue.outbox import claim_messages
 from sqlqueue.sql import representable
@@ -98,7 +97,6 @@ METHODS = {
     "claim_many": lambda actor: actor.claim_many(Sign, limit=10),
     "lock": lambda actor: actor.claim_many(Sign, limit=10, lease=None),
     "consume_many": lambda actor: actor.consume_many(Sign, limit=10),
-    "in turns": lambda actor: actor.run(claim_in_turns, Sign, Sign.priority, [0, 1], limit=10),
     "one by one": lambda actor: [actor.claim(Sign), actor.claim(Sign), actor.claim(Sign)],
 }
 

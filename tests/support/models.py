@@ -234,6 +234,16 @@ class Message(QueueMixin, Base):
     kind: Mapped[str] = mapped_column(String(20), default="plain")
 
 
+class Crawl(TopicMixin, Base):
+    """A fair queue, whose sites take turns in each topic; one has a greater weight."""
+
+    __tablename__ = "crawl"
+    __queue__ = QueueOptions(fair="site", weight={"gold": 3})
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    site: Mapped[str | None] = mapped_column(Unicode(40))
+
+
 class Letter(QueueMixin, DataBase):
     __tablename__ = "letter"
 
