@@ -164,6 +164,7 @@ def told(value: object, indent: int | None = None) -> str:
 def _plain(value: Any) -> Any:
     """Return a value that is text, or that JSON can contain."""
     plain: Any = value
+    dump = getattr(value, "model_dump", None)  # of Pydantic's models
     if isinstance(value, bool):
         plain = str(value).lower()
     elif isinstance(value, Enum):
@@ -174,8 +175,8 @@ def _plain(value: Any) -> Any:
         plain = sorted(map(told, value))
     elif is_dataclass(value) and not isinstance(value, type):
         plain = asdict(value)
-    elif hasattr(value, "model_dump"):  # Pydantic's models
-        plain = value.model_dump(mode="json")
+    elif callable(dump):
+        plain = dump(mode="json")
     elif not isinstance(value, (Mapping, list, tuple)):
         plain = "" if value is None else str(value)
     return plain

@@ -19,6 +19,7 @@ function replace(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
   const path = focused && pathTo(old, focused);
+  const top = focused && focused.getBoundingClientRect().top;
   const checked = new Set([...old.querySelectorAll("[type=checkbox][name=key]:checked")].map((box) => box.value));
   const open = [...old.querySelectorAll("details")].map((each) => each.open);
   const scrolled = [...old.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
@@ -26,7 +27,7 @@ function replace(old, fresh) {
   old.querySelectorAll("[type=checkbox][name=key]").forEach((box) => { box.checked = checked.has(box.value); });
   old.querySelectorAll("details").forEach((each, number) => { each.open = open[number] ?? each.open; });
   old.querySelectorAll(".scroll").forEach((each, number) => { each.scrollLeft = scrolled[number] ?? 0; });
-  if (focused) refocus(old, focused, path);
+  if (focused) refocus(old, focused, path, top);
 }
 
 function pathTo(root, node) {
@@ -35,12 +36,14 @@ function pathTo(root, node) {
   return path;
 }
 
-function refocus(root, focused, path) {
+function refocus(root, focused, path, top) {
   const same = (node) => node.tagName === focused.tagName && node.getAttribute("href") === focused.getAttribute("href")
     && node.value === focused.value;
   const found = [...root.querySelectorAll(focused.tagName)].find(same)
     || path.reduce((node, index) => node && node.children[index], root);
-  if (found) found.focus({ preventScroll: true });
+  if (!found) return;
+  found.focus({ preventScroll: true });
+  window.scrollBy(0, found.getBoundingClientRect().top - top); // lines above may wrap differently now
 }
 
 function tellLocalTimes(root) {
