@@ -83,7 +83,6 @@ __all__ = [
     "prune_history",
     "release",
     "release_workers",
-    "reported",
     "rerun",
     "reschedule",
     "rescue",
