@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -11,8 +10,8 @@ from sqlalchemy import update
 
 from sqlqueue import in_error_group
 from sqlqueue._support.texts import error_group, error_pattern
-from sqlqueue.operations import retry
-from sqlqueue.operations.bulk import in_batches
+from sqlqueue.operations import reactivating
+from sqlqueue.operations.reactivating import RETRY
 from sqlqueue.queue.spec import spec_of
 from tests.support.harness import Database
 from tests.support.history import Errand, archive
@@ -104,12 +103,14 @@ def test_a_group_is_its_tasks_and_no_others(db: Database) -> None:
 
 
 @pytest.mark.one_engine
-def test_a_task_that_fails_anew_leaves_the_group_that_is_being_changed(sync_db: Database) -> None:
+def test_a_task_that_fails_anew_leaves_the_group_that_is_being_changed(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reactivating, "BATCH", 1)
     sync_db.insert(Task, [{"id": n, **FAILED, "error": "x", "error_group": error_group("x 1")} for n in (1, 2)])
     spec, chosen = spec_of(Task), in_error_group(Task, error_group("x 1"))
     with sync_db.session() as actor:
-        change = partial(retry, actor.session, Task, chosen)
-        batches = in_batches(actor.session, spec, chosen, change, size=1)
+        batches = RETRY.in_batches(actor.session, spec, [chosen])
         assert next(batches).changed == 1
         sync_db.execute(update(Task).where(Task.status == "discarded").values(error_group=error_group("y")))
         assert [batch.changed for batch in batches] == [0]
