@@ -50,7 +50,7 @@ def supervise(
     is missing, ends them all.
 
     If ``has_changed`` is given, all processes are stopped as by a first signal, and started anew, whenever it returns
-    true; processes that cannot start then wait for a change.
+    true; processes that cannot start then wait for the next change.
     """
     supervised = supervised_processes(load, processes, limits)
 
