@@ -25,11 +25,12 @@ from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Missed, Schedule, is_same, next_run, parse, text_of, zone_of
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import Assignment, UTCDateTime, is_final, is_held, only, representable, told, utcnow
+from ..sql import Assignment, UTCDateTime, is_final, is_held, only, told, utcnow
 from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
 from .enqueueing import check_attributes, values_of
+from .recording import Shown, moments_read
 
 # -- changes the schedules of recurring tasks, and ends their recurrence ----------------------------------------------
 
@@ -169,17 +170,21 @@ def recurring_tasks(
     """
     spec = recurring_spec(entity)
     session = session_of(session)
-    rows = open_(session, spec).rows
+    adapter = open_(session, spec)
     shown = [*_READ, *(role for role in _OPTIONAL if role in spec.columns)]
-    columns = (spec[role] for role in shown)
-    values = (representable(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
-    named = [each.label(role) for role, each in zip(shown, values, strict=True)]
+    columns = [spec[role] for role in shown]
     keys = [column.label(f"key_{place}") for place, column in enumerate(spec.primary_key)]
     chosen = only(spec, *within(session, spec, where))
-    read = select(*keys, *named, utcnow().label("now")).where(chosen).order_by(*spec.primary_key)
-    some = read.limit(first).subquery("some")
-    statement = select(some).where(some.c.schedule.is_not(None)).order_by(*(some.c[each.name] for each in keys))
-    found = rows.execute(session, spec, statement if limit is None else statement.limit(limit + 1)).all()
+
+    def asked(moment: Shown) -> Select[Any]:
+        values = (moment(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
+        named = [each.label(role) for role, each in zip(shown, values, strict=True)]
+        read = select(*keys, *named, utcnow().label("now")).where(chosen).order_by(*spec.primary_key)
+        some = read.limit(first).subquery("some")
+        statement = select(some).where(some.c.schedule.is_not(None)).order_by(*(some.c[each.name] for each in keys))
+        return statement if limit is None else statement.limit(limit + 1)
+
+    found = moments_read(adapter, session, spec, asked)
     width = len(keys)
     tasks = [_recurring_task(spec, tuple(row[:width]), dict(row._mapping)) for row in found[:limit]]
     if len(tasks) < len(found):
@@ -187,7 +192,7 @@ def recurring_tasks(
     beyond: Select[Any] = (
         select(literal_column("1")).where(chosen).order_by(*spec.primary_key).offset(first or 0).limit(1)
     )
-    is_cut = first is not None and rows.execute(session, spec, beyond).first() is not None
+    is_cut = first is not None and adapter.rows.execute(session, spec, beyond).first() is not None
     return tasks, is_cut
 
 
