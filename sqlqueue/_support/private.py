@@ -5,6 +5,7 @@ Adapters use private attributes of their drivers in the modules of their engines
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from traceback import TracebackException
 from typing import Any
@@ -27,6 +28,14 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import immutabledict
+
+
+def run_exit_functions() -> None:
+    """Call what the application has registered with :mod:`atexit`, such as the export of its last spans.
+
+    Not every version of :mod:`multiprocessing` does so at the end of a process.
+    """
+    atexit._run_exitfuncs()
 
 
 def is_flushing(session: Session) -> bool:

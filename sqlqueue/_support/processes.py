@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gc
 import hashlib
@@ -19,6 +18,8 @@ from functools import cache
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Any
+
+from .private import run_exit_functions
 
 # -- starting and ending processes ------------------------------------------------------------------------------------
 #
@@ -48,14 +49,6 @@ def _undisturbed(target: Callable[..., object], *args: object) -> None:
         target(*args)
     finally:
         run_exit_functions()
-
-
-def run_exit_functions() -> None:
-    """Call what the application has registered with :mod:`atexit`, such as the export of its last spans.
-
-    Not every version of :mod:`multiprocessing` does so at the end of a process.
-    """
-    atexit._run_exitfuncs()
 
 
 _IN_FORKS: dict[int, Any] = {}

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._support.errors import ArgumentError, ProcessDiedError, SQLQueueError
+from .._support.private import run_exit_functions
 from .._support.processes import (
     CLEANUP_LIMIT,
     CONTEXT,
@@ -29,7 +30,6 @@ from .._support.processes import (
     kill_group,
     lead_group,
     resident_memory,
-    run_exit_functions,
     settle_in,
 )
 from .._support.texts import error_text, traceback_text

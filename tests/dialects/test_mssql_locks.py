@@ -41,8 +41,9 @@ from tests.support.models import Mail, Seat, Slot, Task, Visit
 LEFT = {
     # application criteria that happen to select by key, to find rows that are then written by key
     *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
-    *("Task.run_now 1", "Listing.rerun(limit) 4"),  # likewise
+    *("Task.run_now 1", "Task.set_priority 1", "Task.set_time 1", "Listing.rerun(limit) 4"),  # likewise
     *("Task.page 4", "Task.page(state) 3", "Task.page(where) 3"),  # they lock nothing
+    *("Task.page(sorted) 3", "Mail.page(sorted) 3"),  # likewise
 }
 
 BESIDE = {"queue_pause", "fleet_worker", "past"}

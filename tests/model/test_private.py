@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import TracebackException
@@ -151,9 +153,18 @@ def test_the_message_of_a_traceback() -> None:
     assert list(formatted.format_exception_only()) == ["ValueError: nothing\n"]
 
 
+def test_exit_functions_run_once() -> None:
+    program = (
+        "import atexit; from sqlqueue._support.private import run_exit_functions;"
+        "atexit.register(print, 'once'); run_exit_functions()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "once\n"
+
+
 PACKAGE = Path(private.__file__).parents[1]
-DOCUMENTED = {"_replace", "_asdict", "_exit", "_mapping"}
-"""Names with an underscore that named tuples, the module os, and rows document."""
+DOCUMENTED = {"_replace", "_asdict", "_exit", "_mapping", "_current_frames"}
+"""Names with an underscore that named tuples, the modules os and sys, and rows document."""
 
 
 OF_DRIVERS = {"_sock", "_read_timeout", "_usock"}

@@ -98,7 +98,7 @@ def test_complete(sync_db: Database) -> None:
         with hops.recorded():
             session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=43, files=12)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=44, files=12)
 
 
 def test_enqueue_with_conflict(sync_db: Database) -> None:
