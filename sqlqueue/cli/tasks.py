@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.errors import Claim
-from .._support.texts import key_text, readable
+from .._support.texts import UNREADABLE, key_text, readable
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of
 from ..operations import PastAttempt, reported, spoken
@@ -60,6 +60,10 @@ class _Column(NamedTuple):
             return f"{line}…" if rest else line
         return found
 
+    def is_unreadable(self, tasks: Sequence[Facts]) -> bool:
+        """Return whether a value has been replaced by the reason why it cannot be read, which is shortened."""
+        return any(str(self.value(task)).startswith(f"({UNREADABLE}") for task in tasks)
+
     def width(self, tasks: Sequence[Facts]) -> int:
         return max(len(self.heading), *(width(plain(self.value(task), lines=False)) for task in tasks))
 
@@ -85,7 +89,8 @@ def print_tasks(spec: QueueSpec, tasks: Sequence[Facts], columns: Sequence[_Colu
         )
         columns = [*queues, *_fitting(spec, tasks, [*queues, *texts]), *texts]
     rows = [[task["key"], *(each.value(task) for each in columns)] for task in tasks]
-    print_table(["Key", *(each.heading for each in columns)], rows, texts=_TEXTS, one_line=True)
+    shortened = [*_TEXTS, *(each.heading for each in columns if each.is_unreadable(tasks))]
+    print_table(["Key", *(each.heading for each in columns)], rows, texts=shortened, one_line=True)
 
 
 def _column(spec: QueueSpec, name: str) -> _Column:
@@ -103,7 +108,7 @@ def _fitting(spec: QueueSpec, tasks: Sequence[Facts], others: Sequence[_Column])
         if prop.key not in tasks[0]["columns"] or stored.primary_key or isinstance(stored.type, (LargeBinary, Text)):
             continue
         own = _Column(prop.key)
-        needed = own.width(tasks)
+        needed = min(own.width(tasks), _LONGEST) if own.is_unreadable(tasks) else own.width(tasks)
         is_short = room() == sys.maxsize or needed <= max(_LONGEST, len(own.heading))
         if is_short and GAP + needed <= left and any(own.value(task) not in (None, "") for task in tasks):
             left -= GAP + needed
