@@ -35,6 +35,8 @@ from .queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 
 _HELD = "sqlqueue.claim"
 _LEDGER = "sqlqueue.ledger"
+FIRST = "sqlqueue.first"
+"""The key in ``Session.info`` of a statement with which each transaction begins at a server of another level."""
 
 
 class HeldClaim(NamedTuple):
@@ -230,6 +232,9 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
     ledger = ledger_of(session)
     ledger.begun.add(connection.engine)
     ledger.used.add(transaction)
+    first = None if transaction.nested or session.twophase else session.info.get(FIRST)
+    if first is not None and connection.dialect.default_isolation_level != READ_COMMITTED:
+        connection.exec_driver_sql(first)
 
 
 @event.listens_for(Session, "before_commit")

@@ -25,6 +25,8 @@ from ..queue.spec import Finding, QueueSpec, Severity
 from .naming import Product
 
 READ_COMMITTED = "READ COMMITTED"
+BEGIN_READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+"""The first statement of a transaction that runs at this level, whatever the level of others of its connection."""
 AUTOCOMMIT = "AUTOCOMMIT"
 
 Interrupt: TypeAlias = Callable[[bool], None]
@@ -178,6 +180,9 @@ class Connections(ABC):
     """
     changes_unseen: ClassVar[bool] = False
     """Whether a transaction with an old snapshot can change rows committed since, instead of failing."""
+    snapshots_conflict: ClassVar[bool] = False
+    """Whether a transaction above READ COMMITTED cannot change rows that changed since its first read, and can set the
+    level of itself alone by :data:`BEGIN_READ_COMMITTED`."""
     ends_with_error: ClassVar[bool] = False
     """Whether an error ends the transaction, unless it is rolled back to a savepoint."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
@@ -223,6 +228,14 @@ class Connections(ABC):
     def present_level(self, connection: Connection) -> str | None:
         """Return the isolation level at which a claim on this connection would run now."""
         return AUTOCOMMIT if not self.one_writer and _autocommits(connection) else self.level(connection)
+
+    def level_of_handlers(self, engine: Engine) -> str | None:
+        """Return the statement with which a handler's transaction begins at a server whose level is another one.
+
+        Otherwise a heartbeat that changes its row would make the transaction fail.  ``None`` if that does not happen,
+        or if the application has chosen the level.
+        """
+        return BEGIN_READ_COMMITTED if self.snapshots_conflict and self.chosen_level(engine) is None else None
 
     def may_change_unseen(self, connection: Connection) -> bool:
         """Return whether this transaction may change versions of rows that its snapshot does not contain."""

@@ -657,6 +657,7 @@ class MariaDBInspection(MySQLInspection):
 class MariaDBConnections(MySQLConnections):
     """Limits the time of statements, and of idle transactions."""
 
+    snapshots_conflict = True  # innodb_snapshot_isolation, the default since MariaDB 11.6.2
     time_variable = "max_statement_time"
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:

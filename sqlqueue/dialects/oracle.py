@@ -564,6 +564,7 @@ class OracleConnections(Connections):
     """Codes of the server or the driver, which ends calls that take too long, but waits forever for a listener that
     sends nothing."""
 
+    snapshots_conflict = True
     transient_errors = _TRANSIENT
     outage_errors = _OUTAGES
     duplicate_errors = (1,)

@@ -680,6 +680,7 @@ _FOREVER = ("0", "0s")
 class PsycopgConnections(Connections):
     """The common base for PostgreSQL and CockroachDB, whose drivers are the same."""
 
+    snapshots_conflict = True
     # SQLSTATEs, which each driver keeps in its own place
 
     transient_errors = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock not available

@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ClaimLostError
-from ..transaction import carry, is_unsettled, may_have_written
+from ..transaction import FIRST, carry, is_unsettled, may_have_written
 from .executor import CoroutinePool, Done, Executor, ThreadPool, call_handler, check_not_deleted, close
 from .handlers import Handler
 from .jobs import Ended, Job, Outcome, completed, write_outcomes
@@ -105,6 +105,7 @@ class ChunkExecutor(Executor):
             for job in jobs:
                 job.on_lost = deadline.end_soon
             try:
+                session.info[FIRST] = self.first
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 tasks = self._attach_all(session, jobs)

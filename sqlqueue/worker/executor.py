@@ -34,7 +34,7 @@ from ..model.companions import history_of
 from ..operations.recording import stored_traceback
 from ..operations.upkeep import Crash, Started
 from ..queue.retries import DEFAULT_RETRY, delay_after
-from ..transaction import carry, is_unsettled, may_have_written
+from ..transaction import FIRST, carry, is_unsettled, may_have_written
 from .database import Database
 from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler
@@ -187,6 +187,8 @@ class Executor:
         self.time_limit = handler.timeout if handler.is_coroutine else None
         """The time after which the handler is cancelled, and must not keep waiting for the database."""
         within = transaction_limit(handler.lease)
+        self.first = adapter.connections.level_of_handlers(database.engine(handler.spec))
+        """The statement with which the handler's transactions begin at a server of another isolation level."""
         self.watched = partial(Deadline, within, database.engines, is_async=handler.is_coroutine)
         """Returns a context in which the library's own statements have a deadline."""
 
@@ -291,6 +293,7 @@ class Executor:
         with self.watched() as deadline:
             job.on_lost = deadline.end_soon
             try:
+                session.info[FIRST] = self.first
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 task = self._attach(session, job)

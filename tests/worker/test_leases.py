@@ -49,6 +49,30 @@ def taken_over(db: Database, leases: float) -> list[Any]:
     return found
 
 
+def test_a_heartbeat_does_not_disturb_a_handler_that_has_read(db: Database, workers: Workers) -> None:
+    """At the server's default level: MariaDB's is a snapshot, which conflicts with later changes of its rows."""
+    called: list[Any] = []
+
+    def moment() -> Any:
+        with db.engine.connect() as connection:
+            return connection.execute(select(Task.available_at)).scalar_one()
+
+    def wait_for_heartbeat(task: Any) -> None:
+        first = moment()
+        eventually(lambda: moment() != first)
+
+    def read(session: Any, task: Any) -> None:
+        called.append(task.id)
+        session.execute(select(Task.number)).all()
+
+    db.insert(Task, rows(1))
+    handler = with_session(db, before=read, during=wait_for_heartbeat)
+    workers.serve(Task, handler, poll=LONG, lease=LEASE)
+    eventually(all_are(db, "completed"))
+    assert len(called) == 1
+    assert count(db, Ledger) == 1
+
+
 def test_one_heartbeat_extends_all_leases(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(20))
     workers.serve(Task, without_session(db, blocking), poll=LONG, concurrency=20, batch=5, lease=LEASE)
