@@ -46,7 +46,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from ._support.checks import text
 from ._support.errors import ArgumentError
 from ._support.private import cached_with, tables_in
-from ._support.texts import error_group, is_error_group
+from ._support.texts import is_error_group
 from .queue.options import DUE, FINAL, AttemptOutcome, Status
 from .queue.spec import CACHE_SIZE, Criterion, Ordering, QueueSpec, StatementCache, Where, conjuncts
 
@@ -410,13 +410,6 @@ class UniqueBy:
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
     """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
     return update(spec.table).where(criterion).ordered_values(*assignments)
-
-
-def told(spec: QueueSpec, error: str | None) -> list[Assignment]:
-    """Return the assignments of a task's last error and its group, or of none."""
-    if error is None:
-        return [(spec["error"], null()), (spec["error_group"], null())]
-    return [(spec["error"], error), (spec["error_group"], error_group(error))]
 
 
 def remove(spec: QueueSpec, criterion: Criterion) -> Delete:

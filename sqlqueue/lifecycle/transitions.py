@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from .._support.errors import Claim
+from .._support.texts import error_group
 from ..dialects.base import Adapter
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
@@ -46,7 +47,6 @@ from ..sql import (
     raised,
     remove,
     state,
-    told,
     uncounted,
     utcnow,
     write,
@@ -369,6 +369,13 @@ def end_assignments(spec: QueueSpec, status: Status) -> list[Assignment]:
     ]
 
 
+def error_assignments(spec: QueueSpec, error: str | None) -> list[Assignment]:
+    """Return the assignments of a task's last error and its group, or of none."""
+    if error is None:
+        return [(spec["error"], null()), (spec["error_group"], null())]
+    return [(spec["error"], error), (spec["error_group"], error_group(error))]
+
+
 def finish_assignments(
     fence: Fence, status: Status, *, stage: str | None = None, error: str | None = None
 ) -> list[Assignment]:
@@ -377,7 +384,7 @@ def finish_assignments(
     A task continues if it was enqueued again while it ran, or moves to another stage.
     """
     spec, lives = fence.spec, lives_on(fence, status, stage)
-    reason = [] if error is None else told(spec, error)
+    reason = [] if error is None else error_assignments(spec, error)
     if lives is None:
         return [*end_assignments(spec, status), *reason, *fence.written()]
     return [

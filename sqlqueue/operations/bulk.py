@@ -21,7 +21,7 @@ from .._support.texts import logger_of
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
 from ..kinds.recurring import schedule_next_runs
-from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, finish_assignments
+from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, error_assignments, finish_assignments
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, AttemptOutcome, Status
@@ -38,7 +38,6 @@ from ..sql import (
     remove,
     same_key,
     state,
-    told,
     utcnow,
     write,
 )
@@ -180,7 +179,7 @@ def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limi
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
-    values = [*end_assignments(spec, Status.DISCARDED), *told(spec, text)]
+    values = [*end_assignments(spec, Status.DISCARDED), *error_assignments(spec, text)]
     discard = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.DISCARDED, text))
     return _end_limited(session, spec, where, discard, limit)
 
@@ -264,7 +263,7 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
             break
         claims = last_claims(adapter, session, spec, adapter.rows.key_in(spec, keys))
         fenced = FencedClaims(adapter, session, Fence(spec=spec), claims)
-        mine, others = schedule_next_runs(fenced, told(spec, CRASHED))
+        mine, others = schedule_next_runs(fenced, error_assignments(spec, CRASHED))
         others.write(values)
         record(adapter, session, claims, AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
         rescued += len(mine)

@@ -21,13 +21,13 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_group, error_text, key_text, logger_of, storable, traceback_text
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
-from ..lifecycle.transitions import end_assignments, planned_run, restored_key, takeover_assignments
+from ..lifecycle.transitions import end_assignments, error_assignments, planned_run, restored_key, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_KEY
 from ..queue.options import AttemptOutcome, HistoryOptions, Status
 from ..queue.retries import RetryPolicy, checked_delay, delay_after, policy_for
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql import REACH, Assignment, is_held, raised, representable, state, told, uncounted, utcnow, write
+from ..sql import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
 from ..transaction import ledger_of
 
 R = TypeVar("R")
@@ -403,7 +403,7 @@ def _write(
         ended = last_claims(adapter, session, spec, named if claimed else and_(named, is_held(spec)))
         record(adapter, session, ended, AttemptRecord(outcome, aside.error) if claimed else ABANDONED)
     values: list[Assignment] = [
-        *told(spec, aside.error),
+        *error_assignments(spec, aside.error),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]

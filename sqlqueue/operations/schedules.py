@@ -20,12 +20,12 @@ from ..dialects.base import Adapter
 from ..kinds import RecurringMixin
 from ..kinds.recurring import plan_assignments, stop_assignments
 from ..lifecycle.kind import kinds_of
-from ..lifecycle.transitions import overwrite_assignments
+from ..lifecycle.transitions import error_assignments, overwrite_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Missed, Schedule, is_same, next_run, parse, text_of, zone_of
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import Assignment, UTCDateTime, is_final, is_held, only, told, utcnow
+from ..sql import Assignment, UTCDateTime, is_final, is_held, only, utcnow
 from ..transaction import Access, AnySession, announce, ledger_of, open_, scope_of, session_of, within
 from .bulk import change
 from .conflicts import column_values, discriminator, hidden, insert_unless_duplicate
@@ -447,7 +447,7 @@ class _Declaring:
             if row[error] != NOT_DECLARED:
                 return "stopped"
             ended = and_(mine, error == NOT_DECLARED, or_(is_final(spec), schedule.is_(None)))
-            changes |= {schedule: text, **dict(told(spec, None))}
+            changes |= {schedule: text, **dict(error_assignments(spec, None))}
             return "created" if self._plan(ended, text, changes) else None
         if not changes:
             return "unchanged"
@@ -472,7 +472,7 @@ class _Declaring:
     def _remove(self, identity: Identity) -> ScheduleChange | None:
         spec = self._spec
         mine = and_(only(spec, self._declaration.is_row(identity)), ~is_final(spec), spec["schedule"].is_not(None))
-        return "removed" if stop(self._session, spec, mine, told(spec, NOT_DECLARED)) else None
+        return "removed" if stop(self._session, spec, mine, error_assignments(spec, NOT_DECLARED)) else None
 
     def _missing(self, removable: Criterion) -> set[Identity]:
         """Return the keys of recurring tasks that are not declared."""

@@ -26,6 +26,7 @@ from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
     Fence,
     FencedClaims,
+    error_assignments,
     expire_assignments,
     fail_assignments,
     finish_assignments,
@@ -39,7 +40,7 @@ from ..model.declaration import QueueMixin
 from ..queue.options import AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql import LARGEST, Assignment, is_available, leased, told
+from ..sql import LARGEST, Assignment, is_available, leased
 from ..transaction import Access, AnySession, HeldClaim, announce, held_claims_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
@@ -95,7 +96,7 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
             _check_completion(spec, result, stage)
         values: list[Assignment] = [] if result is None else [(spec["result"], result)]
         key = ("completed", stage) if result is None else None
-        going_on, fenced = schedule_next_runs(fenced, [*told(spec, None), *values])
+        going_on, fenced = schedule_next_runs(fenced, [*error_assignments(spec, None), *values])
         fence = fenced.fence
         gone, lives = set[Identity](), None
         if spec.options.on_complete == "delete":
@@ -157,7 +158,7 @@ def failed(
         spec = fenced.fence.spec
         policy = policy_for(spec.options.retry, cause)
         gives_up = policy is None and retry_in is None
-        going_on, fenced = schedule_next_runs(fenced, told(spec, error), spent=not gives_up)
+        going_on, fenced = schedule_next_runs(fenced, error_assignments(spec, error), spent=not gives_up)
         spent = {*last, *_last(fenced)}
         numbers = _tries(spec, [claim for claim in fenced.claims if claim not in spent])
         if retry_in is not None:
@@ -166,7 +167,7 @@ def failed(
             delays = {number: delay_after(policy, number, spec.entity.__name__) for number in numbers}
         else:
             return going_on | fenced.write(finish_assignments(fenced.fence, Status.DISCARDED, error=error))
-        values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), *told(spec, error)]
+        values = [*fail_assignments(fenced.fence, delays or {1: DEFAULT_RETRY(1)}), *error_assignments(spec, error)]
         return going_on | fenced.write(values)
 
     def shows(spec: QueueSpec, shown: Shown) -> Shown | None:
@@ -216,7 +217,7 @@ def discarded_after_crashes(error: str) -> Settlement:
     """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
     def write(fenced: FencedClaims) -> set[Identity]:
-        going_on, fenced = schedule_next_runs(fenced, told(fenced.fence.spec, error))
+        going_on, fenced = schedule_next_runs(fenced, error_assignments(fenced.fence.spec, error))
         return going_on | discarding.write(fenced)
 
     discarding = discarded(error)
@@ -257,7 +258,7 @@ def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
 
     def assignments(fence: Fence) -> Sequence[Assignment]:
         back = release_assignments(fence, delay)
-        return back if error is None else [*back, *told(fence.spec, error)]
+        return back if error is None else [*back, *error_assignments(fence.spec, error)]
 
     def shows(spec: QueueSpec, shown: Shown) -> Shown:
         back = _handed_back(shown, Status.SCHEDULED)
@@ -293,7 +294,10 @@ def released_after_crash(error: str) -> Settlement:
     """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
     return Settlement(
         write=_update(
-            lambda fence: [*return_assignments(fence, suspect_crashes(fence.spec)), *told(fence.spec, error)]
+            lambda fence: [
+                *return_assignments(fence, suspect_crashes(fence.spec)),
+                *error_assignments(fence.spec, error),
+            ]
         ),
         record=AttemptRecord(AttemptOutcome.CRASHED, error),
         status=Status.AVAILABLE,

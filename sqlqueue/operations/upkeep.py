@@ -16,7 +16,7 @@ from .._support.checks import count
 from .._support.errors import Claim, WorkerTokens
 from ..dialects.base import Adapter
 from ..kinds.limits import Slots
-from ..lifecycle.transitions import Fence, FencedClaims
+from ..lifecycle.transitions import Fence, FencedClaims, error_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
@@ -33,7 +33,6 @@ from ..sql import (
     present_status,
     representable,
     state,
-    told,
     utcnow,
     write,
 )
@@ -165,7 +164,7 @@ def _suspect_locked(
     adapter: Adapter, session: Session, spec: QueueSpec, started: Sequence[Started], text: str
 ) -> list[Claim]:
     """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim."""
-    values = [(spec["crashes"], spec["crashes"] + literal_column("1")), *told(spec, text)]
+    values = [(spec["crashes"], spec["crashes"] + literal_column("1")), *error_assignments(spec, text)]
     changed: list[Identity] = []
     for some in adapter.rows.batches(spec, [each.identity for each in started]):
         unfinished = adapter.rows.key_in(spec, some) & ~is_final(spec)
