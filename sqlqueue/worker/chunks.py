@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,27 @@ class ChunkExecutor(Executor):
         return self._attempt_all([job])[job]
 
     def _attempt_all(self, jobs: Sequence[Job]) -> dict[Job, Ended]:
-        """Call the handler until all jobs have ended."""
+        """Call the handler until all jobs have ended.
+
+        The span of each covers all calls, also those that failed because of others.
+        """
         ends: dict[Job, Ended] = {}
+        spans: list[tuple[Job, AbstractContextManager[None]]] = []
+        try:
+            for job in jobs:  # before a rollback expires the instances, of which spans tell
+                if (span := self.reports.running(job)) is not None:
+                    span.__enter__()
+                    spans.append((job, span))
+            self._call_until_ended(jobs, ends)
+        except BaseException as error:  # for example from an exporter of the application
+            ends.update((job, self.failed(job, error)) for job in jobs if job not in ends)
+        for job, span in reversed(spans):
+            raised = ends[job].error
+            with suppress(BaseException):
+                span.__exit__(None if raised is None else type(raised), raised, None)
+        return ends
+
+    def _call_until_ended(self, jobs: Sequence[Job], ends: dict[Job, Ended]) -> None:
         # a task that was returned because of an outage may have caused it
         waiting = deque([[job] for job in jobs if job.returns])
         waiting.append([job for job in jobs if not job.returns])
@@ -59,7 +78,6 @@ class ChunkExecutor(Executor):
                 waiting.extendleft(reversed(again))
                 rest = set(held).difference(*again)
                 ends.update((job, self.failed(job, error)) for job in held if job in rest)
-        return ends
 
     def _split(self, jobs: Sequence[Job], error: BaseException) -> list[list[Job]]:
         """Return the parts with which the handler is called again after ``error``; the other jobs have ended."""
@@ -83,10 +101,7 @@ class ChunkExecutor(Executor):
             job.interrupt = interrupt
             job.overdue = number > 0  # one line for the call
         try:
-            with ExitStack() as stack:
-                for span in filter(None, map(self.reports.running, jobs)):
-                    stack.enter_context(span)
-                yield
+            yield
         finally:
             if interrupt is not None:
                 interrupt.end()

@@ -40,6 +40,7 @@ from tests.support.harness import Database
 from tests.support.models import Job, Task, Traced
 from tests.support.rows import load_all
 from tests.support.workers import (
+    LONG,
     PATIENCE,
     BlockingHandler,
     Running,
@@ -138,6 +139,22 @@ def test_a_failure_is_an_error_of_its_span_and_a_signal_is_not(sync_db: Database
     assert (found.name, message) == ("exception", "IntegrityError: (builtins.ValueError) taken")
     assert "in write" in trace
     assert "hunter2" not in message + trace
+
+
+def test_each_task_of_a_chunk_has_a_span_with_its_own_error(sync_db: Database, workers: Workers) -> None:
+    """Also if the call is repeated because of another task."""
+
+    def send(session: Any, tasks: list[Task]) -> None:
+        if any(task.number == 2 for task in tasks):
+            raise ValueError("bad address")
+
+    sync_db.insert(Task, [{"number": number, "max_attempts": 1} for number in range(4)])
+    workers.serve(Task, send, chunk=4, poll=LONG)
+    eventually(lambda: len(SPANS.get_finished_spans()) == 4)
+    eventually(lambda: set(statuses(sync_db).values()) == {"completed", "discarded"})
+    assert list(statuses(sync_db).values()).count("discarded") == 1
+    codes = [span.status.status_code for span in SPANS.get_finished_spans()]
+    assert codes.count(trace.StatusCode.ERROR) == 1
 
 
 def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) -> None:
