@@ -138,4 +138,4 @@ def test_job_with_session(sync_db: Database) -> None:
     eventually(lambda: len(hops) == 7)
     workers.end_test()
     # the fewest of those after the first: a busy machine adds some, and a full one a call to the loop
-    min(hops[2:6], key=len).check(functions=102, files=22)
+    min(hops[2:6], key=len).check(functions=104, files=23)
