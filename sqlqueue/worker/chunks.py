@@ -97,8 +97,10 @@ class ChunkExecutor(Executor):
         slots = [self._started.begin(job) for job in jobs]
         interrupt = _Interrupt() if self.handler.is_coroutine else None
         for number, job in enumerate(jobs):
+            if interrupt is not None:
+                job.interrupt = interrupt
+                job.coroutine = interrupt.task
             job.begin()
-            job.interrupt = interrupt
             job.overdue = number > 0  # one line for the call
         try:
             yield
@@ -200,22 +202,22 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
+        self.task = asyncio.current_task()
         self._is_over = self._has_cancelled = False
 
     def __call__(self) -> None:
         soon(self._loop, self._cancel)
 
     def _cancel(self) -> None:
-        if not self._is_over and self._task is not None:
+        if not self._is_over and self.task is not None:
             self._is_over = self._has_cancelled = True
-            self._task.cancel()
+            self.task.cancel()
 
     def end(self) -> None:
         """Record that the call has ended: what follows in the same asyncio task is not cancelled."""
         self._is_over = True
-        if self._has_cancelled and self._task is not None:
-            self._task.uncancel()
+        if self._has_cancelled and self.task is not None:
+            self.task.uncancel()
 
 
 # -- pools that pass several jobs to each call ------------------------------------------------------------------------

@@ -197,6 +197,26 @@ def test_a_timeout_is_charged_to_the_task_that_takes_too_long(db: Database, work
     assert by_number(db, Task.status) == {1: "completed", 2: "discarded", 3: "completed"}
 
 
+@pytest.mark.asyncio_only
+def test_a_call_that_blocks_the_event_loop_is_reported_with_a_task(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sqlqueue.worker.context.STALLED", 0.5)
+    go_on = threading.Event()
+
+    async def send(session: Any, tasks: list[Any]) -> None:
+        go_on.wait(60)
+
+    fill(db, 3)
+    workers.serve(Task, send, chunk=3, poll=LONG)
+    try:
+        (blocked,) = eventually(lambda: [each for each in caplog.records if each.levelname == "ERROR"])
+    finally:
+        go_on.set()
+    assert "attempt 1/3 has been blocking the event loop for" in blocked.getMessage()
+    eventually(all_are(db, "completed"))
+
+
 @pytest.mark.one_engine
 def test_an_outage_counts_no_attempt_and_each_task_then_runs_alone(db: Database, workers: Workers) -> None:
     """One of them may have caused it, for example by a statement that is too large for the server."""
