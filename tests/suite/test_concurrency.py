@@ -226,10 +226,11 @@ def test_four_processes_do_each_row_once(sync_db: Database, processes: Processes
     for child in [*drainers, enqueuer]:
         child.let_pass()
     done = [child.result() for child in drainers]
-    # the ledger's unique key would have rejected a row done twice, and no claimer was idle
+    # the ledger's unique key would have rejected a row done twice
     assert sum(done) == count(sync_db, Ledger) == count(sync_db, Task, Task.status == "completed") == 2_000
     assert count(sync_db, Task, Task.attempt != 1) == 0
-    assert sum(n > 0 for n in done) > 1
+    if sync_db.case.locks_rows:  # where there is one writer, the same one may find the lock free each time
+        assert sum(n > 0 for n in done) > 1
 
 
 @pytest.mark.requires("obeys_hints")
