@@ -241,15 +241,22 @@ class CallDurations:
 
     def __init__(self) -> None:
         self._mean: float | None = None
+        self.added = 0
+        """A number that changes whenever a call ends."""
 
     def add(self, seconds: float | None) -> None:
         """Take the duration of a call into account; ``None`` if it was never started.  Thread-safe."""
+        self.added += 1
         if seconds is not None:
             self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
 
     def calls_within(self, seconds: float) -> int:
         """Return how many calls, one after another, end within ``seconds``; 0 as long as none has ended."""
         return 0 if self._mean is None else int(seconds / max(self._mean, _SHORTEST))
+
+    def forget(self) -> None:
+        """Forget the calls that have ended."""
+        self._mean = None
 
 
 # -- runs suspects: tasks that may have crashed a process. Each runs alone, so that the next crash has one cause ------
@@ -329,6 +336,8 @@ async def until(condition: Callable[[], bool]) -> None:
 AHEAD = 0.1
 """Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
 worker is idle."""
+STANDSTILL = 1.0
+"""Seconds without the end of a call after which the jobs claimed ahead are released."""
 
 UNSETTLED = 2_000
 """The number of unwritten outcomes at which claiming stops: a crash would repeat all of them."""
@@ -356,6 +365,7 @@ class Fetcher(BaseFetcher):
         self._suspects: set[Job] = set()
         """The jobs that wait to be run alone."""
         self._durations = CallDurations()
+        self._is_watched = False
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._is_limited = handler.spec.is_limited
@@ -494,6 +504,23 @@ class Fetcher(BaseFetcher):
             self._held += admitted
         else:
             self._pool.put(admitted)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Check after a while whether calls still end, if jobs wait for that."""
+        if not self._is_watched and self._has_lease and len(self._jobs) > self.slots * self._capacity:
+            self._is_watched = True
+            self._loop.call_later(STANDSTILL, self._check, self._durations.added)
+
+    def _check(self, added: int) -> None:
+        """Release the jobs claimed ahead if no call has ended since then: another worker may be idle."""
+        self._is_watched = False
+        if self._durations.added != added or self._held is not None:
+            self._watch()
+            return
+        self._durations.forget()  # they have not predicted this, so nothing is claimed ahead until the next end
+        for job in self._pool.withdraw():
+            self._release(job)
 
     def _admit(self, job: Job) -> bool:
         """Return whether a claimed job can be queued; otherwise release it, discard it, or run it as a suspect."""

@@ -121,7 +121,8 @@ class Worker:
         - ``timeout``: how long a call may run, unlimited by default. A coroutine is then cancelled and its attempt
           fails; for a function in a thread it is only logged, see ``isolation``.
         - ``lease``: the model's by default; extended as long as the worker lives.
-        - ``batch``: the maximum number of tasks in one claim; the longer tasks run, the fewer are claimed ahead.
+        - ``batch``: the maximum number of tasks in one claim; the longer tasks run, the fewer are claimed ahead. Those
+          claimed ahead are released when no call ends for a second, since another worker may be idle.
         - ``chunk``: the handler takes ``(session, tasks)``, a list of up to this many tasks, in the order of their
           claims, and one commit settles them all. They are completed, except those that it has settled itself, and
           those for which it returns an exception, in a mapping by task. If the call raises, nothing that it wrote is

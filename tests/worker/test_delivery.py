@@ -253,6 +253,25 @@ def test_handlers_that_do_not_use_the_database_share_commits(
         assert len(of_tasks) < TASKS
 
 
+@pytest.mark.one_engine
+@pytest.mark.sync_only
+def test_tasks_claimed_ahead_do_not_wait_behind_a_long_call(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "AHEAD", 60.0)
+    monkeypatch.setattr(fetcher, "STANDSTILL", 0.1)
+    long = BlockingHandler()
+    db.insert(Task, rows(3))
+    workers.serve(Task, lambda task: long(task) if task.priority else None, name="busy", concurrency=1)
+    eventually(all_are(db, "completed"))
+    db.insert(Task, rows(4, priority=1))
+    long.wait_for(1)
+    workers.serve(Task, without_session(db), name="idle")
+    eventually(lambda: count(db, Task, Task.claimed_by == "idle", Task.status == "completed") == 3)
+    assert len(long.started) == 1
+    long.release()
+
+
 class Locking:
     """A worker with ``mode="lock"``, one call of which runs at a time."""
 
