@@ -120,8 +120,6 @@ class Ledger:
 
     def locked(self, table: Table) -> list[Identity]:
         """Return the keys of the rows of ``table`` that are held only by their locks."""
-        if not self.changes:
-            return []
         return [claim.identity for claim in self.unsettled if spec_of(claim.entity).table is table]
 
     @property

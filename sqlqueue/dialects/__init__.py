@@ -41,7 +41,8 @@ def adapters() -> dict[str, Adapter]:
 
 def adapter_for(dialect: Dialect) -> Adapter:
     """Return the adapter of an engine's dialect; raise :class:`.UnsupportedDialectError` if there is none."""
-    adapter = adapters().get(dialect.name)
+    # with a URL of MySQL, the first connection shows that the server is MariaDB
+    adapter = adapters().get(MariaDB.product.dialect if getattr(dialect, "is_mariadb", False) else dialect.name)
     if adapter is None:
         raise UnsupportedDialectError(
             f"there is no adapter for the dialect {dialect.name!r}; there are {', '.join(sorted(adapters()))}. A"
@@ -49,7 +50,7 @@ def adapter_for(dialect: Dialect) -> Adapter:
             dialect=dialect.name,
             needed=f"an entry point {ENTRY_POINTS!r}",
         )
-    return adapter.specialize(dialect, adapters())
+    return adapter
 
 
 @compiles(utcnow)

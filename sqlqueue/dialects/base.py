@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
-
-from sqlalchemy.engine import Dialect
 
 from .connections import Connections
 from .inspection import Inspection, Types
@@ -30,7 +27,3 @@ class Adapter:
     def name(self) -> str:
         """The name of SQLAlchemy's dialect."""
         return self.product.dialect
-
-    def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
-        """Return the adapter of the connected engine, where several engines share one dialect."""
-        return self

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from traceback import walk_tb
@@ -227,7 +227,13 @@ class Connections(ABC):
 
     def present_level(self, connection: Connection) -> str | None:
         """Return the isolation level at which a claim on this connection would run now."""
-        return AUTOCOMMIT if not self.one_writer and _autocommits(connection) else self.level(connection)
+        detect = getattr(connection.dialect, "detect_autocommit_setting", None)  # SQLAlchemy 2.0.43
+        if detect is not None and not self.one_writer:
+            # however that was configured
+            with suppress(NotImplementedError):
+                if detect(connection.connection.dbapi_connection):
+                    return AUTOCOMMIT
+        return self.level(connection)
 
     def level_of_handlers(self, engine: Engine) -> str | None:
         """Return the statement with which a handler's transaction begins at a server whose level is another one.
@@ -459,15 +465,6 @@ _UNANSWERED = (
     "if the network drops this connection without an error, a program can wait for a response for hours: workers have"
     " their own deadlines, other programs do not"
 )
-
-
-def _autocommits(connection: Connection) -> bool:
-    """Return whether the driver commits each statement, however that was configured."""
-    detect = getattr(connection.dialect, "detect_autocommit_setting", None)  # SQLAlchemy 2.0.43
-    try:
-        return detect is not None and bool(detect(connection.connection.dbapi_connection))
-    except NotImplementedError:
-        return False
 
 
 def milliseconds(timeout: timedelta) -> int:

@@ -38,7 +38,6 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -598,9 +597,6 @@ class MySQL(Adapter):
 
     product = Product(dialect="mysql", name="MySQL", minimum=(8, 0, 2), needed="window functions")
     parts = (MySQLTypes, MySQLRows, MySQLConnections, MySQLInspection)
-
-    def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
-        return adapters["mariadb"] if getattr(dialect, "is_mariadb", False) else self
 
 
 # -- MariaDB ----------------------------------------------------------------------------------------------------------

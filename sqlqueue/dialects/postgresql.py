@@ -130,11 +130,6 @@ def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValue
     return unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
 
 
-def _is_whole(request: ClaimRequest) -> bool:
-    """Return whether the instances are loaded from the columns of the table alone."""
-    return request.pick.spec.is_plain and not request.options
-
-
 def _instances(session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None) -> Any:
     """Execute a statement that returns all columns of rows, and load their instances from it."""
     loading = {"populate_existing": True}
@@ -197,7 +192,7 @@ class PostgreSQLRows(Rows):
         is_served = pick.divided is None
         if request.assignments and not request.delete:
             return self._write(session, request) if is_served else self.write_candidates(session, request)
-        if request.delete or not is_served or not _is_whole(request):
+        if request.delete or not is_served or not request.pick.spec.is_plain or request.options:
             return super().lock_and_write(session, request)
         locking = pick.made.get((self, "load"), lambda: self._loading(pick))
         try:
@@ -234,7 +229,8 @@ class PostgreSQLRows(Rows):
 
     def _write(self, session: Session, request: ClaimRequest, lanes: list[int] | None = None) -> list[Any]:
         """Claim in one statement; ``lanes`` receives the number of the lane, from 1, of each instance."""
-        pick, spec, assignments, whole = request.pick, request.pick.spec, request.assignments, _is_whole(request)
+        pick, spec, assignments = request.pick, request.pick.spec, request.assignments
+        whole = spec.is_plain and not request.options
         made = pick.made if lanes is None or pick.lanes is None else pick.lanes.made
         statement = made.get((self, assignments, whole), lambda: self._claiming(pick, assignments, whole=whole))
         if not whole:

@@ -131,8 +131,10 @@ class Rows(ABC):
 
     def statement_size(self, spec: QueueSpec, count: int) -> int:
         """Return the number of keys to build a statement for, or ``MANY`` if one parameter holds all."""
-        is_one_list = count != 1 and (self.seeks_tuples or len(spec.primary_key) == 1)
-        return MANY if is_one_list else self._length(spec, count)
+        if count == 1:
+            return 1
+        is_one_list = self.seeks_tuples or len(spec.primary_key) == 1
+        return MANY if is_one_list else len(self.padded(spec, range(count)))
 
     def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         """Return :meth:`key_in` for ``count`` keys, from :meth:`statement_size`, that :meth:`key_parameters` gives."""
@@ -176,11 +178,10 @@ class Rows(ABC):
 
     def padded(self, spec: QueueSpec, items: Sequence[R]) -> Sequence[R]:
         """Return ``items`` with the last one repeated up to the next power of two, if the engine needs that."""
-        missing = self._length(spec, len(items)) - len(items)
-        return (*items, *[items[-1]] * missing) if missing else items
-
-    def _length(self, spec: QueueSpec, count: int) -> int:
-        return max(count, min(1 << (count - 1).bit_length(), self.most(spec))) if self.pads_lists and count else count
+        if not self.pads_lists or not items:
+            return items
+        missing = min(1 << (len(items) - 1).bit_length(), self.most(spec)) - len(items)
+        return (*items, *[items[-1]] * missing)
 
     def batches(self, spec: QueueSpec, items: Sequence[R]) -> Iterator[Sequence[R]]:
         """Split ``items`` into parts that fit into one statement."""

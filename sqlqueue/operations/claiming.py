@@ -174,7 +174,7 @@ def claim_many(
     other's locks.
     """
     query = ClaimQuery(spec_of(entity), where, order_by, options)
-    return claim_matching(session, query, limit, lease=lease, claimed_by=claimed_by)
+    return claim_matching(session, query, count("limit", limit), lease=lease, claimed_by=claimed_by)
 
 
 def claim_matching(
@@ -191,7 +191,6 @@ def claim_matching(
 
     ``locks_only``: only the locks of the open transaction enforce limits.
     """
-    count("limit", limit)
     if lease is not None and lease != "default":
         duration("lease", lease)
     spec, session = query.spec, session_of(session)
@@ -295,7 +294,8 @@ class ClaimCall:
         """
         session, spec, tasks = self.session, query.spec, list[Any]()
         adapter = open_(session, spec, Access.CLAIM if assignments or delete else Access.HOLD)
-        passed = ledger_of(session).locked(spec.table)
+        ledger = ledger_of(session)
+        passed = ledger.locked(spec.table) if ledger.changes else []
         for step in query.steps:
             while len(tasks) < limit:
                 pick = step(limit - len(tasks))
@@ -397,9 +397,8 @@ def consume_many(
     detached. Limits hold only until the commit, since a completed task has no slot.  For the rows, their order, locks
     and errors see :func:`claim_many`.
     """
-    return consume_matching(
-        session, ClaimQuery(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by
-    )
+    query = ClaimQuery(spec_of(entity), where, order_by, options)
+    return consume_matching(session, query, count("limit", limit), claimed_by=claimed_by)
 
 
 def consume_matching(
@@ -410,7 +409,6 @@ def consume_matching(
     if any(kind.continues(spec) for kind in kinds_of(spec)):
         tasks = claim_matching(session, query, limit, claimed_by=claimed_by, locks_only=True)
         return _complete_at_once(session, spec, tasks)
-    count("limit", limit)
     name, deletes = claimer_name(claimed_by), spec.options.on_complete == "delete"
     if scope := scope_of(session, spec, query.options):
         query = query.narrowed([*query.where, *scope])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
 from sqlalchemy import and_, literal_column
@@ -96,8 +95,9 @@ def completed(result: object = None, stage: str | None = None) -> Settlement:
             _check_completion(spec, result, stage)
         values: list[Assignment] = [] if result is None else [(spec["result"], result)]
         key = ("completed", stage) if result is None else None
-        going_on, fenced = schedule_next_runs(fenced, [*error_assignments(spec, None), *values])
-        fence = fenced.fence
+        fence, going_on = fenced.fence, set[Identity]()
+        if spec.recurs:
+            going_on, fenced = schedule_next_runs(fenced, [*error_assignments(spec, None), *values])
         gone, lives = set[Identity](), None
         if spec.options.on_complete == "delete":
             lives = lives_on(fence, Status.COMPLETED, stage)
@@ -552,16 +552,28 @@ def _settle_held(
     spec = spec_of(held_claims[0][0].claim.entity)
     adapter = open_(session, spec, Access.SETTLE if waits else Access.SKIP)
     lost: list[Claim] = []
-    alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
+    alike = defaultdict[tuple[Any, str | None, int], list[Claim]](list)
+    counts = Counter[Identity]()
     for held, _ in held_claims:
-        alike[held.claim.entity, held.locked_by].append(held.claim)
-    for (entity, locked_by), claims in alike.items():
+        # of several claims of one row, the database decides which holds it: no statement contains two of them
+        counts[held.claim.identity] += 1
+        alike[held.claim.entity, held.locked_by, counts[held.claim.identity]].append(held.claim)
+    for (entity, locked_by, _), claims in alike.items():
         fence = Fence(spec=spec_of(entity), locked_by=locked_by, waits=waits)
         lost += _apply(adapter, session, fence, claims, settlement)
     if lost:
         gone = set(lost)
         held_claims = [(held, state) for held, state in held_claims if held.claim not in gone]
-    _note(session, held_claims, settlement)
+    present = [(held, state) for held, state in held_claims if state is not None]
+    if settlement.record is not None:
+        outcome = settlement.record.outcome.value
+        ledger_of(session).remember(session, [(state, held._replace(settled=outcome)) for held, state in present])
+    else:
+        ledger_of(session).wrote(session, [state for _, state in present])
+    for held, state in present:
+        task = state.obj()
+        if task is not None and state.session is session:
+            _show(session, task, held, settlement)
     if held_claims and _makes_claimable(session, adapter, spec, held_claims, settlement):
         announce(session, spec)
     return lost
@@ -572,25 +584,18 @@ def _apply(
 ) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
     spec, lost = fence.spec, list[Claim]()
-    for some in chain.from_iterable(adapter.rows.batches(spec, each) for each in _of_different_rows(claims)):
+    has_history = history_of(spec.table.metadata) is not None
+    for some in adapter.rows.batches(spec, claims):
         kept = settlement.write(FencedClaims(adapter, session, fence, some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
-        if settlement.record is not None:
+        if settlement.record is not None and has_history:
             record(adapter, session, [claim for claim in some if claim.identity in kept], settlement.record)
     if spec.is_limited and settlement.record is not None:
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
         done = claims if fence.waits else [claim for claim in claims if claim not in lost]
         Slots(session, adapter, spec).free(done)
     return lost
-
-
-def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
-    """Split claims so that no part contains two claims of one row: the database decides which of them holds it."""
-    while claims:
-        part = {claim.identity: claim for claim in claims}
-        yield list(part.values())
-        claims = [claim for claim in claims if part[claim.identity] is not claim] if len(part) < len(claims) else ()
 
 
 def _makes_claimable(
@@ -612,24 +617,11 @@ def _makes_claimable(
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
-def _note(session: Session, held_claims: HeldClaims, settlement: Settlement) -> None:
-    """Record the settlement in the ledger, and show in the instances what it has written.
+def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
+    """Show in an instance what the settlement has written.
 
     Attributes with a value that only the database knows expire.
     """
-    present = [(held, state) for held, state in held_claims if state is not None]
-    if settlement.record is not None:
-        outcome = settlement.record.outcome.value
-        ledger_of(session).remember(session, [(state, held._replace(settled=outcome)) for held, state in present])
-    else:
-        ledger_of(session).wrote(session, [state for _, state in present])
-    for held, state in present:
-        task = state.obj()
-        if task is not None and state.session is session:
-            _show(session, task, held, settlement)
-
-
-def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
     spec, shown = spec_of(held.claim.entity), instance_state(task).dict
     values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
     changes = settlement.shows(spec, {**values, "attempt": held.claim.attempt})

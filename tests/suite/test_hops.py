@@ -88,7 +88,7 @@ def test_claim(sync_db: Database) -> None:
         with hops.recorded():
             assert session.claim(Task) is not None
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=39, files=12)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=34, files=10)
 
 
 def test_complete(sync_db: Database) -> None:
@@ -98,7 +98,7 @@ def test_complete(sync_db: Database) -> None:
         with hops.recorded():
             session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=44, files=12)
+    repeated(sync_db, lambda session: session.enqueue(Task()), call).check(functions=36, files=9)
 
 
 def test_enqueue_with_conflict(sync_db: Database) -> None:
@@ -109,7 +109,7 @@ def test_enqueue_with_conflict(sync_db: Database) -> None:
         with hops.recorded():
             enqueue(session)
 
-    repeated(sync_db, enqueue, call).check(functions=46, files=14)
+    repeated(sync_db, enqueue, call).check(functions=45, files=13)
 
 
 def test_claim_with_limits(sync_db: Database) -> None:
@@ -118,7 +118,7 @@ def test_claim_with_limits(sync_db: Database) -> None:
             task = session.claim(Visit)
         session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=107, files=15)
+    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=101, files=14)
 
 
 def test_job_with_session(sync_db: Database) -> None:
@@ -138,4 +138,4 @@ def test_job_with_session(sync_db: Database) -> None:
     eventually(lambda: len(hops) == 7)
     workers.end_test()
     # the fewest of those after the first: a busy machine adds some, and a full one a call to the loop
-    min(hops[2:6], key=len).check(functions=104, files=23)
+    min(hops[2:6], key=len).check(functions=96, files=20)
