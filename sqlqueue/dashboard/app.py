@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, editing, overview, pages, tasks, workers
+from . import access, actions, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -139,11 +139,11 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 _ROUTES = [
-    Route("/", overview.show_overview),
+    Route("/", pages.show_overview),
     Route("/errors", pages.show_errors),
     Route("/schedules", pages.show_schedules),
     Route("/limits", pages.show_limits),
-    Route("/workers", workers.show_workers),
+    Route("/workers", pages.show_workers),
     Route("/workers/confirm/{action}", actions.confirm_command),
     Route("/workers/{action}", actions.send_command, methods=["POST"]),
     Route("/search", tasks.show_search),
@@ -152,7 +152,7 @@ _ROUTES = [
     Route("/pipelines", pages.show_pipelines),
     Route("/queue/{queue}", tasks.show_queue),
     Route("/queue/{queue}/task", tasks.show_task),
-    Route("/queue/{queue}/edit", editing.edit, methods=["GET", "POST"]),
+    Route("/queue/{queue}/edit", actions.edit, methods=["GET", "POST"]),
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),

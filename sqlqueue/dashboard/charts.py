@@ -81,28 +81,13 @@ class Ended:
             is_capped=any(each.capped for each in every),
         )
 
-    @property
-    def total(self) -> str:
-        """The number of all of them, with a + if it is a lower bound."""
-        return f"{self.completed + self.failed + self.cancelled:,}{self._more}"
-
-    @property
-    def completed_text(self) -> str:
-        """The number of those that were completed."""
-        return f"{self.completed:,}{self._more}"
-
-    @property
-    def failed_text(self) -> str:
-        """The number of those that failed."""
-        return f"{self.failed:,}{self._more}"
+    def number(self, *kinds: str) -> str:
+        """Return how many of these kinds, by default of all, ended, with a + if it is a lower bound."""
+        return f"{sum(getattr(self, kind) for kind in kinds or COUNTED):,}{'+' if self.is_capped else ''}"
 
     def told(self, kinds: Sequence[str]) -> str:
         """Return the numbers of these kinds in words."""
-        return ", ".join(f"{getattr(self, kind):,}{self._more} {kind}" for kind in kinds)
-
-    @property
-    def _more(self) -> str:
-        return "+" if self.is_capped else ""
+        return ", ".join(f"{self.number(kind)} {kind}" for kind in kinds)
 
 
 # -- a chart: columns of time with what ended then, and the ticks of its axes. All positions are percentages ----------

@@ -2,35 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from .. import operations
-from ..operations import (
-    ErrorGroup,
-    Limit,
-    QueueOverview,
-    QueueStats,
-    RecurringTask,
-)
-from ..operations.paging import SCAN
+from .._support.texts import key_text
+from ..model.companions import worker_table
+from ..operations import Bucket, ErrorGroup, Limit, Pause, QueueOverview, QueueStats, RecurringTask, WorkerInfo
+from ..operations.paging import SCAN, key_of, page
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
 from ..queue.spec import QueueSpec
 from ..sql import utcnow
+from ..transaction import open_
 from ..worker import HAS_PROMETHEUS, TEXT
-from .charts import PERIODS, Ended, period_of, read_buckets
-from .overview import figures_of
+from .charts import PERIODS, Chart, Ended, Period, Queues, counts_chart, durations_chart, period_of, read_buckets
 from .rendering import first_line
 from .site import CAP, LIFETIME, respond, site_of
+
+# -- the page of all queues: what they hold now, and what ended over a period -----------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A queue as shown in the table."""
+
+    spec: QueueSpec
+    figures: QueueOverview
+    pauses: Sequence[Pause]
+    ended: Ended | None
+    """What ended in the period; ``None`` if nothing says it."""
+    chart: Chart | None
+
+
+async def show_overview(request: Request) -> Response:
+    """Show all queues, and what ended in them over the period that the URL names."""
+    site, period = site_of(request), period_of(request)
+    specs = list(site.queues.values())
+    found = await site.read_each("figures", figures_of, specs)
+    read = partial(read_buckets, period=period)
+    buckets = await site.read_each(period.name, read, specs, lifetime=period.lifetime)
+    rows = [
+        _row(spec, *figures, of_queue, period) for spec, figures, of_queue in zip(specs, found, buckets, strict=True)
+    ]
+    known = {spec.name: of_queue for spec, of_queue in zip(specs, buckets, strict=True) if of_queue is not None}
+    return respond(
+        request,
+        "overview.html",
+        queues=rows,
+        total=_sum(figures for figures, _ in found),
+        ended=Ended.of(chain.from_iterable(known.values())) if known else None,
+        charts=_charts(known, period),
+        period=period,
+        periods=PERIODS,
+    )
+
+
+def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
+    """Read the figures of a queue and its pauses, which the page of the queue shares."""
+    return operations.overview(session, spec.entity, cap=CAP, scan=SCAN), operations.paused(session, spec.entity)
+
+
+def _row(
+    spec: QueueSpec, figures: QueueOverview, pauses: Sequence[Pause], ended: Sequence[Bucket] | None, period: Period
+) -> QueueRow:
+    return QueueRow(
+        spec=spec,
+        figures=figures,
+        pauses=pauses,
+        ended=None if ended is None else Ended.of(ended),
+        chart=None if ended is None else counts_chart(spec.name, {"": ended}, period),
+    )
+
+
+def _charts(queues: Queues, period: Period) -> list[Chart]:
+    """Draw what ended, what failed, and how late tasks began, in all queues together."""
+    if not queues:
+        return []
+    unit = Ended.of(chain.from_iterable(queues.values())).unit
+    return [
+        counts_chart(f"Ended {unit}", queues, period),
+        counts_chart(f"Failed {unit}", queues, period, ["failed"]),
+        durations_chart("Waiting time (95th percentile)", {"waiting": lambda each: each.waiting_time}, queues, period),
+    ]
+
+
+def _sum(queues: Iterable[QueueOverview]) -> QueueOverview:
+    """Add up the figures of queues; ages are those of the oldest."""
+    every = list(queues)
+    waits = [each.oldest_claimable for each in every if each.oldest_claimable is not None]
+    runs = [each.oldest_running for each in every if each.oldest_running is not None]
+    return QueueOverview(
+        {status: sum(each[status] for each in every) for status in Status},
+        sum(each.abandoned for each in every),
+        frozenset().union(*(each.capped for each in every)),
+        claimable=sum(each.claimable for each in every),
+        limited=sum(each.limited for each in every),
+        oldest_claimable=max(waits, default=None),
+        oldest_running=max(runs, default=None),
+    )
+
+
+# -- the page of workers: which there are, what they serve, and what each runs now ------------------------------------
+
+RUNNING = 200
+"""The maximum number of running tasks that are read of each queue."""
+SHOWN = 10
+"""How many of them are shown of each worker; the others are folded away."""
+ROLES = ("status", "claimed_by", "claimed_at", "available_at", "finished_at", "task", "topic", "stage")
+"""The columns that are read of a running task, as far as its queue has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A task that is running."""
+
+    queue: str
+    key: str
+    by: str
+    """Who claimed it."""
+    own: dict[str, Any]
+    """The queue's columns, by role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The running tasks of a queue."""
+
+    queue: str
+    tasks: Sequence[RunningTask]
+    more: bool
+    """Whether there may be others."""
+    at: datetime
+    """When they were read, by the database's clock."""
+
+
+async def show_workers(request: Request) -> Response:
+    """Show which workers are live, what they serve and run, and which queues no worker serves."""
+    site = site_of(request)
+
+    def read(session: Session) -> tuple[list[WorkerInfo], list[str]]:
+        unserved = operations.unserved(session, site.target)
+        return operations.workers(session, site.target), [model.__queue_spec__.name for model in unserved]
+
+    workers, unserved = await site.read("workers", read, site.first)
+    running = await site.read_each("running", read_running, list(site.queues.values()))
+    by_claimer = _by_claimer(running)
+    return respond(
+        request,
+        "workers.html",
+        workers=[(each, by_claimer.get(each.name, ())) for each in workers],
+        others={name: tasks for name, tasks in by_claimer.items() if name not in {each.name for each in workers}},
+        cut=[each.queue for each in running if each.more],
+        shown=SHOWN,
+        at=max(each.at for each in running),
+        unserved=unserved,
+        has_table=worker_table(site.first.table.metadata) is not None,
+    )
+
+
+def read_running(session: Session, spec: QueueSpec) -> Running:
+    """Read the running tasks of a queue, those whose lease ends first before others."""
+    names = {role: spec.attributes[role] for role in ROLES if role in spec.attributes}
+    shown = load_only(*(getattr(spec.entity, name) for name in names.values()))
+    found = page(session, spec.entity, status=Status.RUNNING, limit=RUNNING, options=[shown])
+    tasks = [
+        RunningTask(
+            queue=spec.name,
+            key=key_text(key_of(spec, task)),
+            by=str(getattr(task, names["claimed_by"])),
+            own={role: getattr(task, name) for role, name in names.items()},
+        )
+        for task in found.tasks
+    ]
+    at: datetime = open_(session, spec).rows.execute(session, spec, select(utcnow())).scalar_one()
+    return Running(queue=spec.name, tasks=tasks, more=found.next is not None, at=at)
+
+
+def _by_claimer(queues: Iterable[Running]) -> dict[str, list[RunningTask]]:
+    """Return the running tasks by claimer, those that began first before others."""
+    found: defaultdict[str, list[RunningTask]] = defaultdict(list)
+    for each in queues:
+        for task in each.tasks:
+            found[task.by].append(task)
+    return {name: sorted(found[name], key=lambda task: str(task.own["claimed_at"])) for name in sorted(found)}
+
 
 # -- pages that show all queues of a kind -----------------------------------------------------------------------------
 

@@ -29,8 +29,7 @@ from ..sql import utcnow
 from ..transaction import open_
 from .access import CELL, LONGEST, Action, Exposure
 from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
-from .overview import figures_of
-from .pages import by_stage
+from .pages import by_stage, figures_of
 from .rendering import first_line, heading
 from .requests import Filter, Query, Sort, cursor, position, possible
 from .site import links_of, respond, site_of, viewer_of

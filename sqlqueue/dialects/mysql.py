@@ -50,18 +50,7 @@ from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity, conj
 from ..sql import KeyText, Pick, UniqueBy, UTCDateTime
 from .base import Adapter
 from .connections import Connections, Interrupt, StatementResult, first_argument, milliseconds, socket_of
-from .inspection import (
-    Inspection,
-    LiveIndex,
-    QueryPlan,
-    Term,
-    Types,
-    bare,
-    catalog,
-    explain,
-    multi_primary,
-    read_only,
-)
+from .inspection import Inspection, LiveIndex, QueryPlan, Term, Types, bare, catalog, explain, multi_primary, read_only
 from .naming import Naming, Product, live_name
 from .statements import ByKey, Replacement, Rows, skip_locked
 

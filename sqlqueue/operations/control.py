@@ -22,18 +22,7 @@ from ..model.companions import PauseMixin, companion_table, needed_companion
 from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import (
-    Assignment,
-    Pick,
-    has_come,
-    is_due,
-    picks,
-    present_status,
-    remove,
-    state,
-    utcnow,
-    write,
-)
+from ..sql import Assignment, Pick, has_come, is_due, picks, present_status, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
 from .recording import Shown, moments_read

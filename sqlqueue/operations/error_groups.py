@@ -9,17 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    Executable,
-    Table,
-    case,
-    func,
-    literal_column,
-    select,
-    union_all,
-)
+from sqlalchemy import CTE, ColumnElement, Executable, Table, case, func, literal_column, select, union_all
 from sqlalchemy.orm import Session
 
 from .._support.checks import count, text

@@ -66,7 +66,7 @@ def test_what_ended_is_stacked_and_counted_once() -> None:
         ("cancelled", 40, 20),
     ]
     assert "13 completed, 1 failed, 2 cancelled; at most 10 in 2 min" in chart.summary
-    assert Ended.of(each for some in queues.values() for each in some).total == "16"
+    assert Ended.of(each for some in queues.values() for each in some).number() == "16"
     assert [tick.text for tick in chart.values] == ["0", "5", "10"]
 
 
@@ -115,7 +115,7 @@ def test_what_was_not_read_is_marked() -> None:
     chart = counts_chart("Ended", queues, HOUR)
     assert [each.is_partial for each in chart.columns[:3]] == [True, False, False]
     assert [each.text for each in chart.columns[:2]] == ["3+ completed", "4 completed"]
-    assert Ended.of(queues["Email"]).total == "7+"
+    assert Ended.of(queues["Email"]).number() == "7+"
 
 
 def test_nothing_and_tasks_beside_attempts() -> None:

@@ -22,7 +22,7 @@ def cells(page: str, queue: str) -> list[str]:
 
 
 def test_a_plus_marks_a_count_that_ended_at_the_cap(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.overview.CAP", 10)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.CAP", 10)
     claimable, _, running, *_ = cells(app.get("/").text, "email")
     assert re.search(r">1[0-4]\+<", claimable)  # with those to be retried, if they are due
     assert ">3<" in running
@@ -57,7 +57,7 @@ def test_dead_letters_that_were_not_found_are_not_shown_as_a_problem(
     app: TestClient, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 'class="bad"' in cells(app.get("/").text, "email")[5]
-    monkeypatch.setattr("sqlqueue.dashboard.overview.CAP", 2)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.CAP", 2)
     with sessions.begin() as session:
         session.execute(delete(Email).where(Email.status == "discarded"))
         session.execute(update(Event.__table__).values(status="completed", finished_at=utcnow()))

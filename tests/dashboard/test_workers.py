@@ -47,7 +47,7 @@ def test_many_running_tasks_are_folded_and_those_that_are_not_read_are_mentioned
     found = rows(app.get("/workers").text)["mailer:2"]
     assert found.count(" for ") == 18
     assert "8 more" in found
-    monkeypatch.setattr("sqlqueue.dashboard.workers.RUNNING", 10)
+    monkeypatch.setattr("sqlqueue.dashboard.pages.RUNNING", 10)
     monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 0)
     app.post("/queue/email/pause", data={})  # drops what was read
     page = app.get("/workers").text
