@@ -23,6 +23,7 @@ from ._support.errors import (
 from .diagnostics.check import check, verify_schema
 from .diagnostics.drift import watch as _watch
 from .kinds import (
+    ExpiryMixin,
     JobMixin,
     LimitMixin,
     ProgressMixin,
@@ -64,6 +65,7 @@ __all__ = [
     "Discard",
     "DuplicateTaskError",
     "Every",
+    "ExpiryMixin",
     "ExponentialBackoff",
     "Finding",
     "HandlerNotFoundError",

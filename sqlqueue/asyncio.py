@@ -140,6 +140,7 @@ class AsyncQueueSession(AsyncSession):
         on_conflict: OnConflict = "raise",
         version: InstrumentedAttribute[Any] | None = None,
         delay: timedelta | None = None,
+        expires: timedelta | None = None,
     ) -> None: ...
     @overload
     async def enqueue(
@@ -151,6 +152,7 @@ class AsyncQueueSession(AsyncSession):
         on_conflict: OnConflict = "raise",
         version: InstrumentedAttribute[Any] | None = None,
         delay: timedelta | None = None,
+        expires: timedelta | None = None,
         copy: bool = False,
     ) -> None: ...
     @wraps(operations.enqueue)

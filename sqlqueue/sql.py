@@ -276,6 +276,11 @@ def is_ready(spec: QueueSpec) -> Criterion:
     return and_(is_available(spec), has_come(spec))
 
 
+def has_expired(spec: QueueSpec) -> Criterion:
+    """Return whether the time until which the task had to be started has passed (``ExpiryMixin``)."""
+    return spec["expires_at"] <= utcnow()
+
+
 def is_early(spec: QueueSpec) -> Criterion:
     """Return whether the row is available only from a later time on."""
     return and_(is_available(spec), spec["available_at"] > utcnow())

@@ -95,6 +95,8 @@ class Ledger:
     changes: list[_Change] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     """The rows that claims of the transaction have set aside, because they cannot be read."""
+    expired: int = 0
+    """How many tasks claims of the transaction have cancelled, because they had expired."""
 
     def remember(self, session: Session, held_claims: Sequence[tuple[InstanceState[Any], HeldClaim]]) -> None:
         """Store the held claims in their instances, and keep the previous ones for a rollback."""
@@ -157,6 +159,7 @@ class Ledger:
             self.begun.clear()
             self.guarded.clear()
             self.unreadable.clear()
+            self.expired = 0
 
 
 def ledger_of(session: Session) -> Ledger:

@@ -43,6 +43,10 @@ Delay = Annotated[
         "--delay", metavar="TIME", parser=age, help="Do not start it before this time has passed: 90s, 15m, 2h."
     ),
 ]
+Expires = Annotated[
+    timedelta | None,
+    typer.Option("--expires", metavar="TIME", parser=age, help="Do not start it after this time has passed."),
+]
 
 
 def enqueue(
@@ -54,6 +58,7 @@ def enqueue(
     columns: Set = None,
     priority: Priority = None,
     delay: Delay = None,
+    expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a task: a call of a function, or a row of a model.
@@ -75,7 +80,7 @@ def enqueue(
     if priority is not None:
         others[spec.attributes["priority"]] = priority
     task = found.options(**_converted(spec, others)).job_from(values) if is_function else _task(spec, values | others)
-    stored = transact(url, lambda session: _stored(session, spec, task, delay), spec)
+    stored = transact(url, lambda session: _stored(session, spec, task, delay, expires), spec)
     if as_json:
         print_json(stored)
     else:
@@ -137,8 +142,10 @@ def _value(spec: QueueSpec, name: str, given: Any) -> Any:
     return value(stored, str(given))
 
 
-def _stored(session: Session, spec: QueueSpec, task: Any, delay: timedelta | None) -> dict[str, Any]:
-    operations.enqueue(session, task, delay=delay)
+def _stored(
+    session: Session, spec: QueueSpec, task: Any, delay: timedelta | None, expires: timedelta | None
+) -> dict[str, Any]:
+    operations.enqueue(session, task, delay=delay, expires=expires)
     session.flush()
     session.refresh(task)
     names = {role: getattr(task, spec.attributes[role]) for role in ("status", "available_at")}

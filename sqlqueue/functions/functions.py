@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 from .. import operations
 from .._support.checks import duration, key
 from .._support.errors import ArgumentError, HandlerNotFoundError
-from ..kinds.columns import LONGEST_TASK, JobMixin
+from ..kinds.columns import LONGEST_TASK, JobMixin, expiry
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql import aware, utcnow
 from .arguments import arguments_of
@@ -114,14 +114,17 @@ class TaskFunction(Generic[Call, P, R, J]):
         priority: int | None = None,
         available_at: datetime | None = None,
         delay: timedelta | None = None,
+        expires: timedelta | None = None,
         **values: Any,
     ) -> Self:
         """Return a copy of this task that enqueues with these values: ``send.options(priority=-1).enqueue(...)``.
 
         ``available_at``: the earliest start.  ``delay``: the minimum time between the insertion and the start, by the
-        database's clock.  ``values``: values of other columns, by attribute name (``topic="billing"``).
+        database's clock.  ``expires``: the time from the insertion within which it has to be started, see
+        :class:`.ExpiryMixin`.  ``values``: values of other columns, by attribute name (``topic="billing"``).
 
-        Raises :class:`.ArgumentError` for both ``available_at`` and ``delay``, a negative delay, and unknown columns.
+        Raises :class:`.ArgumentError` for both ``available_at`` and ``delay``, a negative delay, ``expires`` for a
+        model without that mixin, and unknown columns.
         """
         if available_at is not None and delay is not None:
             raise ArgumentError("available_at and delay are both given: give one of them")
@@ -132,6 +135,8 @@ class TaskFunction(Generic[Call, P, R, J]):
             aware(available_at)
         names = self._spec.attributes
         given = {names["priority"]: priority, names["available_at"]: when}
+        if expires is not None:
+            given |= expiry(self._spec, expires, delay)
         refused = sorted(name for name in values if not self._is_free(name))
         if refused:
             raise ArgumentError(f"{', '.join(refused)}: not a column of {self.entity.__name__} that a call may set")

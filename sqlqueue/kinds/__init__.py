@@ -5,11 +5,21 @@ To add a kind, add it here, an import below, and its documentation.  What it wri
 changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all assignments is seen.
 """
 
-from .columns import JobMixin, OutboxMixin, ProgressMixin, ResultMixin, TopicMixin, TraceMixin, UniqueMixin
+from .columns import (
+    ExpiryMixin,
+    JobMixin,
+    OutboxMixin,
+    ProgressMixin,
+    ResultMixin,
+    TopicMixin,
+    TraceMixin,
+    UniqueMixin,
+)
 from .limits import LimitMixin, SlotMixin
 from .recurring import RecurringMixin, StageMixin
 
 __all__ = [
+    "ExpiryMixin",
     "JobMixin",
     "LimitMixin",
     "OutboxMixin",

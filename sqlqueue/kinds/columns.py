@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import String, case, null
 from sqlalchemy.orm import Mapped, Session
 
 from .._support import checks
+from .._support.checks import duration
+from .._support.errors import ArgumentError
 from .._support.tracing import LONGEST, present_trace
-from ..dialects import json_type, key_type, lasting_keys, text_type
+from ..dialects import json_type, key_type, lasting_keys, text_type, timestamp_type
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Kind, KindIndex, Partition, Reason, SeenTask
 from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Criterion, Ordering, QueueSpec
-from ..sql import Assignment, counts_before
+from ..sql import Assignment, counts_before, utcnow
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 
@@ -114,6 +116,47 @@ class ProgressMixin(QueueMixin):
         - ``notes``: the newest notes, each with ``at``, ``attempt`` and ``text``, the oldest first;
         - ``dropped``: how many older notes are not kept.
         """
+
+
+# -- queues whose tasks expire ----------------------------------------------------------------------------------------
+
+
+class Expiry(Cleared):
+    """Lets tasks expire that are not started in time: claims cancel those that they find.  A task that is made
+    available again does not expire, unless the insert that does so says when."""
+
+    def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
+        if "expires_at" in roles and "schedule" in roles:
+            return "a recurring task does not expire: QueueOptions(missed='skip') skips runs that start too late"
+        if "expires_at" in roles and "message_key" in roles:
+            return "messages of an outbox do not expire: each is published, in the order of its key"
+        return None
+
+
+EXPIRY = Expiry(columns={"expires_at": lambda _: optional(timestamp_type())}, untouched=("expires_at",))
+
+
+class ExpiryMixin(QueueMixin):
+    """A queue whose tasks may expire: one that no claim has taken by ``expires_at``, for the first time or again, is
+    not run.  The claim that finds it cancels it, with the error ``"expired"``."""
+
+    __queue_kind__: ClassVar[Kind | None] = EXPIRY
+
+    if TYPE_CHECKING:
+        expires_at: Mapped[datetime | None]
+        """The time; ``None`` for a task that does not expire.  ``enqueue(expires=...)`` sets it."""
+
+
+def expiry(spec: QueueSpec, expires: timedelta, delay: timedelta | None) -> dict[str, Any]:
+    """Return the value of the attribute that makes a new task expire after ``expires``; it is due after ``delay``.
+
+    Raises :class:`.ArgumentError` if tasks of this queue do not expire, or the task would before it is due.
+    """
+    if not spec.expires:
+        raise ArgumentError(f"expires=: tasks of {spec.entity.__name__} do not expire: derive it from ExpiryMixin")
+    if duration("expires", expires) <= (delay or timedelta(0)):
+        raise ArgumentError(f"expires={expires!r}: with delay={delay!r}, it would expire before it is due")
+    return {spec.attributes["expires_at"]: utcnow(expires)}
 
 
 # -- queues divided by topic ------------------------------------------------------------------------------------------

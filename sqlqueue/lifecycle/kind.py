@@ -44,6 +44,8 @@ class Cause(StrEnum):
     """Its last attempt has ended without a result: ``rescue``, which every worker calls, discards it."""
     NOT_DUE = "not-due"
     """It cannot be claimed before a time in the future."""
+    EXPIRED = "expired"
+    """It was not started in time: the next claim that finds it cancels it."""
     PAUSED = "paused"
     """Its queue or its topic is paused."""
     UNSERVED = "unserved"

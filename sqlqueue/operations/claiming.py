@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, and_
+from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_dict, instance_state
 from sqlalchemy.sql.base import ExecutableOption
@@ -35,8 +35,21 @@ from ..lifecycle.transitions import (
 from ..model.companions import history_of
 from ..model.declaration import T
 from ..queue.options import AttemptOutcome, Status
-from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql import LARGEST, Assignment, Pick, Step, fair_picks, is_held, is_token_of_worker, named_picks, picks, write
+from ..queue.spec import Identity, QueueSpec, Where, spec_of
+from ..sql import (
+    LARGEST,
+    Assignment,
+    Pick,
+    Step,
+    fair_picks,
+    has_expired,
+    is_held,
+    is_token_of_worker,
+    named_picks,
+    picks,
+    utcnow,
+    write,
+)
 from ..transaction import (
     Access,
     AnySession,
@@ -53,7 +66,7 @@ from ..transaction import (
     session_of,
 )
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
-from .settling import complete, fail
+from .settling import EXPIRY, complete, fail, settle_some
 from .turns import Rotation, claim_in_turns, rotation_of
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
@@ -153,7 +166,8 @@ def claim_many(
     Returns persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key (or
     the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or abandoned by a
     claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free, or that setting
-    aside rows that cannot be read took more than a second.
+    aside rows that cannot be read, or cancelling tasks that have expired (:class:`.ExpiryMixin`), took more than a
+    second.
 
     Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another claim.
     On SQLite it waits for the one writer, as long as the driver's timeout allows.
@@ -205,10 +219,14 @@ def claim_matching(
 
 
 PATIENCE = 1.0
-"""Seconds for which a claim goes on after it has met a row that cannot be read.
+"""Seconds for which a claim goes on after it has met a row that cannot be read, or a task that has expired.
 
 There can be any number of them, and a transaction that takes too long would be rolled back, and meet them again.
 """
+
+
+AT_ONCE = 1_000
+"""How many of the tasks that follow an expired one a claim looks through for others."""
 
 
 @dataclass(slots=True)
@@ -238,22 +256,76 @@ class ClaimCall:
         return [(task, claim_of(task)) for task in tasks]
 
     def claim(self, query: ClaimQuery, limit: int) -> list[Any]:
-        """Claim tasks.  Schedule recurring ones that must not run now for a later time, and claim others instead."""
+        """Claim tasks.  Schedule recurring ones that must not run now for a later time, cancel those that have expired,
+        and claim others instead."""
         spec = query.spec
-        if not spec.recurs:
+        if not (spec.recurs or spec.expires):
             return self._claim_rows(query, limit)
-        kept: list[Any] = []
+        skip, kept = self._skip_runs if spec.recurs else partial(self._end_expired, query), list[Any]()
         while True:
             tasks = self._claim_rows(query, limit - len(kept))
-            fence = Fence(spec=spec, locked_by=self.claimed_by if self.lease is None else None)
-            fenced = FencedClaims(open_(self.session, spec), self.session, fence, [claim_of(task) for task in tasks])
-            skipped = skip_runs(fenced, tasks)
+            skipped = skip(tasks)
             kept += [task for task in tasks if spec.identity_of(task) not in skipped]
-            for task in tasks:
-                if spec.identity_of(task) in skipped:
-                    mark_settled(self.session, task, "skipped")
             if not skipped or self.is_over():
                 return kept
+
+    def _skip_runs(self, tasks: Sequence[Any]) -> set[Identity]:
+        spec = self.query.spec
+        fence = Fence(spec=spec, locked_by=self.claimed_by if self.lease is None else None)
+        fenced = FencedClaims(open_(self.session, spec), self.session, fence, [claim_of(task) for task in tasks])
+        skipped = skip_runs(fenced, tasks)
+        for task in tasks:
+            if spec.identity_of(task) in skipped:
+                mark_settled(self.session, task, "skipped")
+        return skipped
+
+    def _end_expired(self, query: ClaimQuery, tasks: Sequence[Any]) -> set[Identity]:
+        """Cancel those of ``tasks``, just claimed, that have expired; return their primary keys.
+
+        If there are any, cancel those among the next tasks too, :data:`AT_ONCE` at most.
+        """
+        spec = query.spec
+        ended = self._cancel_expired(tasks)
+        if not ended:
+            return set()
+        self._until = min(self._until, time.monotonic() + PATIENCE)
+        number = len(ended) + self._end_following(query)
+        ledger_of(self.session).expired += number
+        text = "%s: %d tasks expired before they were started, and are cancelled"
+        logger.info(text, spec.name, number, extra={"queue": spec.name, "expired": number})
+        return ended
+
+    def _end_following(self, query: ClaimQuery) -> int:
+        """Cancel those of the next tasks that have expired; return how many."""
+        spec, adapter, number = query.spec, open_(self.session, query.spec), 0
+        for step in query.steps:
+            pick = step(AT_ONCE)
+            if pick.lanes is not None:
+                pick = replace(pick.lanes.ordered, limit=AT_ONCE)
+            names = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+            moment = spec["expires_at"].label("moment")
+            following = adapter.rows.select_candidates(pick, *names, moment).subquery("following")
+            late = select(*(following.c[name.name] for name in names)).where(following.c.moment <= utcnow())
+            for some in adapter.rows.batches(spec, adapter.rows.keys(self.session, spec, late)):
+                where = [*query.where, adapter.rows.key_in(spec, some), has_expired(spec)]
+                named = query.narrowed(where, named=True)
+                number += len(self._cancel_expired(self._claim_rows(named, len(some))))
+        return number
+
+    def _cancel_expired(self, tasks: Sequence[Any]) -> set[Identity]:
+        late = [task for task in tasks if self._may_have_expired(task)]
+        claims = [claim_of(task) for task in late]
+        others = set(settle_some(self.session, late, EXPIRY))
+        return {claim.identity for claim in claims if claim not in others}
+
+    def _may_have_expired(self, task: object) -> bool:
+        """Return whether the task has expired, or only the database knows: its row shows the time of this claim, unless
+        the claim only locks it or loader options have excluded an attribute."""
+        shown, names = instance_dict(task), self.query.spec.attributes
+        if names["expires_at"] not in shown:
+            return True
+        moment, since = (shown.get(names[role]) for role in ("expires_at", "claimed_at"))
+        return moment is not None and (self.lease is None or since is None or moment <= since)
 
     def _claim_rows(self, query: ClaimQuery, limit: int) -> list[Any]:
         """Lock tasks, write the claim to them unless only the locks hold them, and record it in the ledger."""
@@ -406,7 +478,7 @@ def consume_matching(
 ) -> Sequence[Any]:
     """Claim and complete as :func:`consume_many` does."""
     spec, session = query.spec, session_of(session)
-    if any(kind.continues(spec) for kind in kinds_of(spec)):
+    if spec.expires or any(kind.continues(spec) for kind in kinds_of(spec)):
         tasks = claim_matching(session, query, limit, claimed_by=claimed_by, locks_only=True)
         return _complete_at_once(session, spec, tasks)
     name, deletes = claimer_name(claimed_by), spec.options.on_complete == "delete"

@@ -18,6 +18,7 @@ from .._support.checks import duration
 from .._support.errors import ArgumentError
 from .._support.private import is_flushing
 from ..dialects.base import Adapter
+from ..kinds.columns import expiry
 from ..model.declaration import QueueMixin, check_status, check_values, first_moment, is_given
 from ..queue.options import Status
 from ..queue.schedules import text_of
@@ -207,7 +208,19 @@ class EnqueueOptions(NamedTuple):
     on_conflict: OnConflict
     version: InstrumentedAttribute[Any] | None
     delay: timedelta | None
+    expires: timedelta | None
     copy: bool
+
+    def fixed(self, spec: QueueSpec) -> Row:
+        """Return the expressions for the attributes that ``delay`` and ``expires`` set, by the database's clock.
+
+        Raises :class:`.ArgumentError` if tasks of this queue do not expire.
+        """
+        values: Row = {}
+        if self.delay is not None:
+            moment, status = spec.attributes["available_at"], spec.attributes["status"]
+            values = {moment: utcnow(self.delay), status: Status.SCHEDULED.value}
+        return values if self.expires is None else values | expiry(spec, self.expires, self.delay)
 
     def version_in(self, spec: QueueSpec) -> Column[Any] | None:
         """Return the version column; raise :class:`.ArgumentError` if it is not in the queue's table."""
@@ -242,16 +255,18 @@ def check_rows(spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> Non
     if options.on_conflict != "raise" and len(spec.mapper.tables) > 1:
         name = spec.entity.__name__
         raise ArgumentError(f"on_conflict={options.on_conflict!r} needs one table; the rows of {name} are in several")
-    if options.copy and (options.on_conflict != "raise" or options.delay is not None):
-        raise ArgumentError(f"copy=True cannot be combined with on_conflict={options.on_conflict!r} or a delay")
+    fixed = options.fixed(spec)
+    if options.copy and (options.on_conflict != "raise" or fixed):
+        raise ArgumentError(
+            f"copy=True cannot be combined with on_conflict={options.on_conflict!r}, delay= or expires="
+        )
     for number, row in enumerate(rows):
         check_attributes(spec, number, row)
         if options.on_conflict != "raise":
             _check_key(spec, number, row, options.on_conflict)
         if version is not None and row.get(version) is None:
             raise ArgumentError(f"row {number}: {version} is missing: it decides whether the row is newer")
-        if options.delay is not None:
-            check_delay(spec, number, row)
+        check_free(number, row, fixed)
         when = row.get(moment)
         if is_given(when):
             if isinstance(when, datetime):
@@ -274,11 +289,10 @@ def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
     check_status(spec, row)
 
 
-def check_delay(spec: QueueSpec, number: int, row: Row) -> None:
-    """Raise :class:`.ArgumentError` if the row sets what ``delay`` sets: its time or its status."""
-    status, moment = spec.attributes["status"], spec.attributes["available_at"]
-    if row.keys() & {status, moment}:
-        raise ArgumentError(f"row {number}: delay= sets the time: leave out {moment} and {status}")
+def check_free(number: int, row: Row, fixed: Row) -> None:
+    """Raise :class:`.ArgumentError` if the row sets what ``delay`` or ``expires`` sets."""
+    if row.keys() & fixed.keys():
+        raise ArgumentError(f"row {number}: delay= and expires= set the times: leave out {' and '.join(fixed)}")
 
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
@@ -338,6 +352,7 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    expires: timedelta | None = None,
 ) -> None: ...
 @overload
 def enqueue(
@@ -349,6 +364,7 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    expires: timedelta | None = None,
     copy: bool = False,
 ) -> None: ...
 def enqueue(
@@ -360,13 +376,15 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    expires: timedelta | None = None,
     copy: bool = False,
 ) -> None:
     """Insert tasks in the session's transaction: instances, or a model and rows as dictionaries.
 
     A task with an ``available_at`` and no ``status`` is scheduled for that time; ``delay`` schedules all of them that
     far in the future, by the database's clock; a task with a ``schedule`` is scheduled for its first run; all others
-    are available at once. Dictionaries, by attribute name, are inserted in bulk without creating instances;
+    are available at once. A task that is not started within ``expires`` is not run, see :class:`.ExpiryMixin`.
+    Dictionaries, by attribute name, are inserted in bulk without creating instances;
     ``copy=True`` loads them with PostgreSQL's COPY. Instances become persistent, as with ``session.add()``; where the
     server generates the keys and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
 
@@ -409,7 +427,7 @@ def enqueue(
         raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
     if delay is not None:
         duration("delay", delay, zero=True)
-    options = EnqueueOptions(on_conflict, version, delay, copy)
+    options = EnqueueOptions(on_conflict, version, delay, expires, copy)
     if rows is not None:
         spec, values = spec_of(tasks), dictionaries(rows)
         check_rows(spec, values, options)
@@ -418,7 +436,7 @@ def enqueue(
     groups = _by_spec(tasks)
     if on_conflict == "raise":
         for spec, group in groups:
-            _add(session, spec, group, delay)
+            _add(session, spec, group, options.fixed(spec))
         return
     batches = [(spec, Instances(session, spec, group)) for spec, group in groups]
     for spec, instances in batches:
@@ -448,14 +466,13 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
     return [(spec_of(cls), list(group)) for cls, group in groupby(instances, key=type)]
 
 
-def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta | None) -> None:
+def _add(session: Session, spec: QueueSpec, tasks: list[Any], fixed: Row) -> None:
     stored = [key_of(spec, task) for task in tasks if is_stored(task)]
     if stored:
         raise existing(spec, stored)
     adapter = open_(session, spec)
-    fixed = _delayed(spec, delay)
     for number, task in enumerate(tasks if fixed else ()):
-        check_delay(spec, number, values_of(spec, task))
+        check_free(number, values_of(spec, task), fixed)
     for task in tasks:
         for name, value in fixed.items():
             setattr(task, name, value)
@@ -464,12 +481,6 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta |
         session.add_all(tasks)
         if not is_flushing(session):
             session.flush()
-
-
-def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
-    if delay is None:
-        return {}
-    return {spec.attributes["available_at"]: utcnow(delay), spec.attributes["status"]: Status.SCHEDULED.value}
 
 
 def _enqueue_rows(
@@ -481,7 +492,7 @@ def _enqueue_rows(
     adapter.rows.check_keys(spec, rows)
     if options.on_conflict != "raise":
         adapter.rows.check_blanks(spec, rows)
-    fixed = _delayed(spec, options.delay)
+    fixed = options.fixed(spec)
     if spec.recurs and not fixed:
         _plan(session, adapter, spec, rows)
     if spec.mapper.version_id_col is not None and (options.copy or options.on_conflict != "raise"):

@@ -36,10 +36,10 @@ from ..lifecycle.transitions import (
 )
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
-from ..queue.options import AttemptOutcome, Status
+from ..queue.options import EXPIRED, AttemptOutcome, Status
 from ..queue.retries import DEFAULT_RETRY, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec, Where, spec_of
-from ..sql import LARGEST, Assignment, is_available, leased
+from ..sql import LARGEST, Assignment, has_expired, is_available, leased
 from ..transaction import Access, AnySession, HeldClaim, announce, held_claims_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
@@ -236,6 +236,19 @@ CANCELLED = Settlement(
     shows=lambda spec, shown: _final(spec, shown, Status.CANCELLED),
 )
 """Cancels tasks."""
+
+
+EXPIRY = Settlement(
+    write=lambda fenced: fenced.update(
+        lambda: finish_assignments(fenced.fence, Status.CANCELLED, error=EXPIRED),
+        key=EXPIRED,
+        only=has_expired(fenced.fence.spec),
+    ),
+    record=AttemptRecord(AttemptOutcome.CANCELLED, EXPIRED),
+    status=Status.CANCELLED,
+    shows=lambda spec, shown: _final(spec, shown, Status.CANCELLED) | _told(EXPIRED),
+)
+"""Cancels tasks that were claimed too late; all others are returned as lost."""
 
 
 def _final(spec: QueueSpec, shown: Shown, status: Status) -> dict[str, Any]:

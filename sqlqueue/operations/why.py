@@ -17,7 +17,7 @@ from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import WorkerState, history_of, worker_table
 from ..model.declaration import QueueMixin
-from ..queue.options import FINAL, AttemptOutcome, Status
+from ..queue.options import EXPIRED, FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
@@ -177,7 +177,8 @@ def _state(seen: SeenTask) -> Reason | None:
 def _finished(status: Status, values: Any) -> Reason:
     moment, error = values["finished_at"], values["error"]
     when = f"at {moment_text(moment)}" if moment else "before its table became a queue"
-    because = f": {error.partition(chr(10))[0]}" if status is Status.DISCARDED and error else ""
+    is_why = error and (status is Status.DISCARDED or error == EXPIRED)
+    because = f": {error.partition(chr(10))[0]}" if is_why else ""
     text = f"it was {status.value} {when}{because}"
     return Reason(cause=Cause.FINISHED, text=text, since=moment, by=values["claimed_by"])
 
@@ -186,6 +187,10 @@ def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
     yield from _pauses(session, seen)
     yield from _unserved(session, seen)
     yield from _suspicion(seen)
+    moment = seen.values.get("expires_at")
+    if moment is not None and moment <= seen.now:
+        text = f"it expired at {moment_text(moment)}: the claim that finds it cancels it"
+        yield Reason(cause=Cause.EXPIRED, text=text, since=moment)
 
 
 def _trouble(session: Session, seen: SeenTask) -> Iterator[Reason]:

@@ -45,6 +45,10 @@ FINAL = (Status.COMPLETED, Status.CANCELLED, Status.DISCARDED)
 """The final states of a task."""
 
 
+EXPIRED = "expired"
+"""The error of tasks that are cancelled because they were not started in time (``ExpiryMixin``)."""
+
+
 # -- the outcomes of attempts, and the options of the history that keeps them -----------------------------------------
 
 LONGEST_TRACEBACK = 16_000

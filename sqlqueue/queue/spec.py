@@ -146,6 +146,11 @@ class QueueSpec:
         return "progress" in self.columns
 
     @cached_property
+    def expires(self) -> bool:
+        """Whether tasks may have a time until which they must be started (``ExpiryMixin``)."""
+        return "expires_at" in self.columns
+
+    @cached_property
     def holds_tasks(self) -> bool:
         """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
         return "slot_key" not in self.columns

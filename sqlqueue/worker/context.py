@@ -20,7 +20,7 @@ from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
 from ..operations.recording import spoken, unreadable_rows
 from ..queue.spec import QueueSpec, Where
-from ..transaction import claimer_name
+from ..transaction import claimer_name, ledger_of
 from .children import Children
 from .completer import Completer
 from .database import Backoff, Database
@@ -166,12 +166,13 @@ class WorkerContext:
         )
 
     def note_claim(self, handler: Handler, session: Session) -> bool:
-        """Report that a claim of the handler has succeeded, and the rows that it has set aside; return whether there
-        are any, so that another claim is worth trying at once."""
-        number = unreadable_rows(session)
+        """Report that a claim of the handler has succeeded, and the rows that it has set aside or cancelled; return
+        whether there are any, so that another claim is worth trying at once."""
+        number, expired = unreadable_rows(session), ledger_of(session).expired
         self.reports.liveness.claims_work(handler.spec.name, handler)
         self.reports.unreadable(handler.spec, number)
-        return number > 0
+        self.reports.expired(handler.spec, expired)
+        return number + expired > 0
 
     def claim_query(self, handler: Handler) -> ClaimQuery | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""

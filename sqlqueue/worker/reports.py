@@ -434,6 +434,11 @@ class Reports:
         if number:
             self._count("unreadable", spec, number)
 
+    def expired(self, spec: QueueSpec, number: int) -> None:
+        """Count tasks that a claim has cancelled because they had expired, which it has logged."""
+        if number:
+            self._count_outcome("cancelled", spec, number, function=None)
+
     def retried(self, job: Job, error: BaseException | str) -> None:
         """Report that a handler is called again because of ``error``, an exception or its text."""
         self._count("retries", job.handler.spec, function=job.function)

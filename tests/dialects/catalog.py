@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from sqlqueue import ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from tests.dialects.kinds_calls import fair, history, limited, outbox, progress, recurring, registry
+from tests.dialects.kinds_calls import expiry, fair, history, limited, outbox, progress, recurring, registry
 from tests.dialects.session_calls import (
     Call,
     claiming,
@@ -64,6 +64,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from recurring()
     yield from limited()
     yield from progress()
+    yield from expiry()
     yield from fair()
     yield from sets()
     yield from statistics()

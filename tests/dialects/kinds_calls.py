@@ -15,7 +15,7 @@ from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
-from sqlqueue.operations.settling import report_some
+from sqlqueue.operations.settling import EXPIRY, report_some, settle_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
@@ -25,7 +25,7 @@ from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
-from tests.support.models import Chore, Crawl, Dispatch, Message, Outgoing, Ping, Render, Report, Visit
+from tests.support.models import Chore, Crawl, Dispatch, Message, Outgoing, Ping, Push, Render, Report, Visit
 from tests.support.polling import next_due
 
 
@@ -78,6 +78,19 @@ def progress() -> Iterator[tuple[str, Call]]:
     reports = [(claim, {"value": 0.5}) for claim in claims(Render, 1)]
     yield "Render.report", lambda s: report_some(s, reports)
     yield "Render.report(free)", lambda s: report_some(s, reports, waits=False)
+
+
+def expiry() -> Iterator[tuple[str, Call]]:
+    yield "Push.claim", lambda s: s.claim(Push)
+    yield "Push.enqueue(expires)", lambda s: s.enqueue(Push, [{"topic": "a"}], expires=MINUTE)
+    yield "Push.end(many)", lambda s: settle_some(s, claims(Push, 3), EXPIRY)
+    query = ClaimQuery(Push.__queue_spec__)
+    yield "Push.end(following)", lambda s: ClaimCall(s, query, "claimer", MINUTE)._end_following(query)
+    yield "Push.end(locked)", lambda s: _end_locked(ClaimCall(s, query, "claimer"))
+
+
+def _end_locked(call: ClaimCall) -> None:
+    call._cancel_expired(call._claim_rows(call.query, 1))
 
 
 def fair() -> Iterator[tuple[str, Call]]:

@@ -156,8 +156,9 @@ _KNOWN = {
     "outcome": "failed",
     "command": "drain",
 }
-_KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31)}
-"""The time in rows: recurring tasks are available since a later time, so that they need not be planned."""
+_KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31), "expires_at": datetime(2027, 1, 1)}
+"""The time in rows: recurring tasks are available since a later time, so that they need not be planned, and no task has
+expired."""
 
 
 def _value(engine: Engine, name: str, kind: Any) -> Any:

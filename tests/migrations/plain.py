@@ -9,6 +9,7 @@ from sqlalchemy import ForeignKey, Identity, Integer, MetaData, String, Uuid, de
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from sqlqueue import (
+    ExpiryMixin,
     HistoryMixin,
     JobMixin,
     LimitMixin,
@@ -114,7 +115,7 @@ class CreditNote(Invoice):
     amount: Mapped[int] = mapped_column(Integer, default=0)
 
 
-class Call(JobMixin, Base):
+class Call(ExpiryMixin, JobMixin, Base):
     """A queue of function calls with renamed columns."""
 
     __tablename__ = "plain_call"

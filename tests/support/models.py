@@ -23,6 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_co
 
 from sqlqueue import (
     ConstantBackoff,
+    ExpiryMixin,
     ExponentialBackoff,
     JobMixin,
     LimitMixin,
@@ -284,6 +285,14 @@ class Leaflet(StageMixin, UniqueMixin, Base):
 
     __tablename__ = "leaflet"
     __queue__ = QueueOptions(stages=("fold", "post"), on_complete="delete", max_attempts=1)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Push(ExpiryMixin, UniqueMixin, TopicMixin, Base):
+    """A queue whose tasks expire."""
+
+    __tablename__ = "push"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 

@@ -20,9 +20,9 @@ from sqlqueue.worker import fetcher
 from tests.suite import children
 from tests.suite.limited import claim, set_limit, visits
 from tests.support.harness import Database
-from tests.support.models import Account, Attachment, Film, Mail, Slot, Task, Visit
+from tests.support.models import Account, Attachment, Film, Mail, Push, Slot, Task, Visit
 from tests.support.processes import Processes
-from tests.support.rows import count, rows
+from tests.support.rows import FUTURE, PAST, count, load_all, rows
 from tests.support.workers import (
     AT_ONCE,
     LONG,
@@ -258,3 +258,23 @@ def test_the_test_helpers_load_the_same(db: Database, workers: Workers, session:
         actor.pass_to(lambda session: perform(worker, session, first))
         actor.pass_to(lambda session: drain(worker, session))
     assert reader.has_seen_all
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_workers_do_not_run_what_has_expired(sync_db: Database, workers: Workers, mode: str) -> None:
+    seen: list[int] = []
+
+    def locking(session: Any, push: Push) -> None:
+        seen.append(push.id)
+
+    def handle(push: Push) -> None:
+        seen.append(push.id)
+
+    sync_db.insert(Push, [*rows(3, expires_at=PAST), *rows(1, expires_at=FUTURE)])
+    running = workers.serve(Push, locking if mode == "lock" else handle, mode=mode)
+    eventually(lambda: [push.status for push in load_all(sync_db, Push)] == ["cancelled"] * 3 + ["completed"])
+    assert seen == [4]
+    health = running.worker.health()
+    assert health is not None
+    assert health.counts["cancelled"] == 3
