@@ -23,6 +23,7 @@ from .schedules import DeclaredSchedules, RecurringTask, declare_schedules, recu
 from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import CAP, QueueOverview, QueueStats, abandoned, overview, stats, stats_by
 from .upkeep import promote
+from .waiting import wait_for
 from .why import Explanation, why
 from .workers import (
     Command,
@@ -98,6 +99,7 @@ __all__ = [
     "timeline",
     "unschedule",
     "unserved",
+    "wait_for",
     "why",
     "workers",
 ]

@@ -203,6 +203,15 @@ def makers(sync: sessionmaker[QueueSession], coroutine: async_sessionmaker[Async
     async_sessionmaker(class_=AsyncQueueSession)
 
 
+async def waiting(
+    sync: sessionmaker[QueueSession], coroutine: async_sessionmaker[AsyncQueueSession], email: Email
+) -> None:
+    assert_type(sqlqueue.wait_for(sync, email, timeout=MINUTE), Email)
+    assert_type(sqlqueue.wait_for(sync, [email], timeout=MINUTE), list[Email])
+    assert_type(await sqlqueue.wait_for(coroutine, email, timeout=MINUTE), Email)
+    assert_type(await sqlqueue.wait_for(coroutine, [email], timeout=MINUTE), list[Email])
+
+
 def errors(session: QueueSession, email: Email) -> None:
     session.claim(Address)  # type: ignore[type-var]
     session.claim(email)  # type: ignore[arg-type]
