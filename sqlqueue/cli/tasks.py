@@ -17,10 +17,10 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, key_text, readable
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of
-from ..operations import PastAttempt, reported, spoken
+from ..operations import PastAttempt, attempt_text, reported, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
-from ..queue.options import FINAL, Status
+from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
 from ..sql import utcnow
 from ._options import AsJson, Filters, Queues, order
@@ -69,11 +69,7 @@ class _Column(NamedTuple):
 
 
 def _attempt(task: Facts) -> object:
-    """Return the number of attempts, and how many are left: ``max_attempts`` does not say what the model allows."""
-    attempt, most = task["attempt"], task["max_attempts"]
-    if task["status"] in FINAL or not isinstance(attempt, int) or not isinstance(most, int):
-        return attempt
-    return f"{attempt} ({max(most - attempt, 0)} left)"
+    return attempt_text(task["attempt"], task["max_attempts"], task["status"])
 
 
 def columns_of(spec: QueueSpec, names: str) -> list[_Column]:

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .._support.texts import key_text, readable
-from ..operations import QueueStats
+from ..operations import QueueStats, attempt_text
 from ..queue.options import FINAL, Status
 from ..queue.schedules import Every, parse
 from ..sql import NEVER
@@ -211,4 +211,4 @@ templates = Environment(
 )
 templates.filters.update(span=span, moment=moment, ago=ago, since=since, in_zone=in_zone, told=told)
 templates.filters.update(first_line=first_line, entered=entered, badge=badge, in_words=in_words, key=key_text)
-templates.globals.update(figure=figure, heading=heading)
+templates.globals.update(figure=figure, heading=heading, attempt=attempt_text)

@@ -18,7 +18,7 @@ from .history import (
 )
 from .paging import find
 from .reactivating import rerun, retry, run_now
-from .recording import brief, reported, spoken
+from .recording import attempt_text, brief, reported, spoken
 from .schedules import DeclaredSchedules, RecurringTask, declare_schedules, recurring_tasks, reschedule, unschedule
 from .settling import Tasks, cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import CAP, QueueOverview, QueueStats, abandoned, overview, stats, stats_by

@@ -24,7 +24,7 @@ from ..dialects.statements import Unreadable
 from ..lifecycle.transitions import end_assignments, error_assignments, planned_run, restored_key, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_KEY
-from ..queue.options import AttemptOutcome, HistoryOptions, Status
+from ..queue.options import FINAL, AttemptOutcome, HistoryOptions, Status
 from ..queue.retries import RetryPolicy, checked_delay, delay_after, policy_for
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..sql import REACH, Assignment, is_held, raised, representable, state, uncounted, utcnow, write
@@ -32,7 +32,17 @@ from ..transaction import ledger_of
 
 R = TypeVar("R")
 
-# -- describes attempts for logs: the attempt's number, the number allowed, and what follows a failure ----------------
+# -- describes attempts: the number of each, how many are left, and what follows a failure ----------------------------
+
+
+def attempt_text(attempt: object, most: object, status: object = None) -> object:
+    """Return the number of an attempt and, unless its task is final, how many are left: ``3 (1 left)``.
+
+    What is in the row's ``max_attempts`` is not what the model allows, since attempts that do not count raise it.
+    """
+    if status in FINAL or not isinstance(attempt, int) or not isinstance(most, int):
+        return attempt
+    return f"{attempt} ({max(most - attempt, 0)} left)"
 
 
 class Consequence(NamedTuple):
@@ -53,9 +63,9 @@ class Attempt:
     claim: Claim
     spec: QueueSpec
     number: int
-    """Counted from 1 within the current stage or run."""
+    """Counted from 1 within the current stage or run, unlike the number in the row."""
     most: int
-    """The number of attempts allowed."""
+    """The row's ``max_attempts``."""
     recurs: bool
     """Whether another run follows the last attempt."""
     function: str | None
@@ -70,16 +80,16 @@ class Attempt:
             return loaded.get(names[role]) if role in names else None
 
         before = value("attempts_before") or 0
-        most = (value("max_attempts") or claim.attempt) - before
+        most = value("max_attempts") or claim.attempt
         return cls(claim, spec, claim.attempt - before, most, value("schedule") is not None, value("task"))
 
     def __str__(self) -> str:
-        return f"{task_name(self.claim, self.function)}: attempt {self.number}/{self.most}"
+        return f"{task_name(self.claim, self.function)}: attempt {attempt_text(self.claim.attempt, self.most)}"
 
     @property
     def is_last(self) -> bool:
         """Whether no attempt is left after this one."""
-        return self.number >= self.most
+        return self.claim.attempt >= self.most
 
     def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Consequence:
         """Predict what follows a failure with this cause and delay.

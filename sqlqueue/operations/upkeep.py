@@ -312,8 +312,6 @@ class Crashed(NamedTuple):
     """A task whose claimers crashed in every attempt."""
 
     claim: Claim
-    tries: int
-    """The number of the last attempt."""
     recurs: bool
     """Whether it has a next run."""
     function: str | None
@@ -325,14 +323,12 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     spec = spec_of(entity)
     adapter = open_(session, spec)
     pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.inspection.indexes_all)(limit)
-    column = spec.columns.get("attempts_before")
-    before = literal_column("0") if column is None else column
     schedule = spec["schedule"] if spec.recurs else null()
-    read = pick.select(*spec.primary_key, before, spec["attempt"], schedule, _function(spec)).limit(limit)
+    read = pick.select(*spec.primary_key, spec["attempt"], schedule, _function(spec)).limit(limit)
     rows: Any = adapter.rows.execute(session, spec, read)
     return [
-        Crashed(Claim(spec.entity, tuple(identity), attempt), attempt - earlier, text is not None, function)
-        for *identity, earlier, attempt, text, function in rows
+        Crashed(Claim(spec.entity, tuple(identity), attempt), text is not None, function)
+        for *identity, attempt, text, function in rows
     ]
 
 

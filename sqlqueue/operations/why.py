@@ -34,7 +34,7 @@ from ..sql import (
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .control import pauses_of
 from .paging import finds_finished
-from .recording import brief, reported, spoken, was_set_aside
+from .recording import attempt_text, brief, reported, spoken, was_set_aside
 from .workers import holder_of, workers
 
 _MINUTE = timedelta(minutes=1)
@@ -159,8 +159,9 @@ def _state(seen: SeenTask) -> Reason | None:
             text = f"{text}; its handler reports {told.text}"
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
-        left = max(values["max_attempts"] - tries, 0)
-        failed = f"attempt {tries} failed ({left} left), and " if status is Status.RETRYABLE else ""
+        failed = (
+            f"attempt {attempt_text(tries, values['max_attempts'])} failed, and " if status is Status.RETRYABLE else ""
+        )
         if was_set_aside(values["error"]):
             failed = f"it {values['error']}, and "
         return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)

@@ -29,8 +29,8 @@ def log_fields() -> dict[str, Any]:
 class TaskLogFilter(logging.Filter):
     """Adds the task to each record that is logged while a handler runs, wherever in the application.
 
-    The attributes of the record are those of :func:`log_fields`, and ``task``, a text such as ``email 7: attempt 1/3``,
-    which is empty outside of a handler.  An attribute that the record already has is left as it is.
+    The attributes of the record are those of :func:`log_fields`, and ``task``, a text such as ``email 7: attempt 1 (2
+    left)``, which is empty outside of a handler.  An attribute that the record already has is left as it is.
 
     Add it to the handlers of logging, not to loggers, whose filters do not see the records of their children.  It works
     in threads and coroutines, in child processes of ``isolation="process"``, and with ``mode="lock"``.  A thread that a
@@ -61,7 +61,7 @@ _LINE, _PLACE = "%(asctime)s %(levelname)s %(process)d %(name)s", "%(message)s"
 
 
 class TextLogFormatter(logging.Formatter):
-    """Formats records as text, those of handlers with their task: ``... INFO 99 shop [email 7: attempt 1/3] sent``."""
+    """Formats records as text, those of handlers with their task: ``... [email 7: attempt 1 (2 left)] sent``."""
 
     def __init__(self) -> None:
         super().__init__(f"{_LINE} {_PLACE}")

@@ -24,7 +24,7 @@ from .._support.texts import ALL_FRAMES, clear_frames, error_class, error_group,
 from .._support.tracing import HAS_OPENTELEMETRY
 from ..model.companions import WorkerState, worker_state
 from ..operations.bulk import CRASHED
-from ..operations.recording import Consequence, brief, given_up, retry_text, spoken, task_facts, task_name
+from ..operations.recording import Consequence, attempt_text, brief, given_up, retry_text, spoken, task_facts, task_name
 from ..operations.upkeep import Crashed, Recovered
 from ..queue.schedules import lacks_zones, unknown_here
 from ..queue.spec import QueueSpec
@@ -346,11 +346,12 @@ class Reports:
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> None:
         """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known."""
         known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
-        for claim, tries, again, function in known[: self.named]:
+        for claim, again, function in known[: self.named]:
             kind, level, text, _ = given_up(recurs=again)
-            line = "%s: attempt %d/%d failed (%s), %s"
+            line = "%s: attempt %s failed (%s), %s"
             name = task_name(claim, function)
-            _say(level, line, claim, function, name, tries, tries, CRASHED, text, outcome=kind)
+            last = attempt_text(claim.attempt, claim.attempt)
+            _say(level, line, claim, function, name, last, CRASHED, text, outcome=kind)
         if more := number - len(known[: self.named]):
             logger.error("%s: %d more tasks failed (%s)", spec.name, more, CRASHED)
         kinds: Counter[tuple[OutcomeKind, str | None]]

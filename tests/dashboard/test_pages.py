@@ -277,6 +277,7 @@ def test_a_task_has_its_attempts_with_tracebacks(app: TestClient, sessions: sess
             session.fail(email, error)
             key = email.id
     text = app.get("/queue/email/task", params={"key": key}).text
+    assert re.search(r"attempt 1 \(\d left\)", text)
     assert "on mailer:7" in text
     assert "Traceback of attempt 1" in text
     assert "no answer from &lt;b&gt;mail" in text

@@ -76,7 +76,7 @@ def test_the_block_records_a_failure_and_continues(db: Database, caplog: pytest.
     assert load(db, Task, 2).status == "completed"
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("sqlqueue", logging.WARNING)
-    assert record.getMessage() == "task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
+    assert record.getMessage() == "task 1: attempt 1 (2 left) failed (ValueError: no such address), retry in 10 s"
 
 
 @pytest.mark.one_engine
@@ -86,7 +86,7 @@ def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.L
         raise ValueError("no such address\x1b[2J\nINFO all is well")
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.getMessage().endswith(": attempt 3/3 failed (ValueError: no such address\\x1b[2J), discarded")
+    assert record.getMessage().endswith(": attempt 3 (0 left) failed (ValueError: no such address\\x1b[2J), discarded")
     assert "\x1b" not in caplog.text
     assert "\nINFO" not in caplog.text
 

@@ -57,7 +57,7 @@ SITUATIONS: list[tuple[dict[str, Any], list[Cause], str]] = [
     ),
     ({"status": "available", **FAILED}, [Cause.NOT_DUE], "(?!attempt)"),
     ({"status": "scheduled", **FAILED}, [Cause.NOT_DUE], "(?!attempt)"),
-    ({"status": "retryable", **FAILED}, [Cause.NOT_DUE], r"attempt 2 failed \(1 left\)"),
+    ({"status": "retryable", **FAILED}, [Cause.NOT_DUE], r"attempt 2 \(1 left\) failed"),
 ]
 
 

@@ -97,7 +97,7 @@ def test_the_writes_and_the_completion_are_one_commit_of_a_child(
     assert by_id(db, Task.error) == {number: error for number, (_, _, error) in enumerate(ENDS, 1)}
     assert "in fail\n    raise error" in caplog.text
     (record,) = (each for each in caplog.records if each.message.startswith("hears of "))
-    assert (record.message, vars(record)["key"]) == ("hears of task 2: attempt 1/3", "2")
+    assert (record.message, vars(record)["key"]) == ("hears of task 2: attempt 1 (2 left)", "2")
     assert count(db, Ledger) == 2
     assert os.getpid() not in workers_of(db)
 

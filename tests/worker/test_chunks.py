@@ -213,7 +213,7 @@ def test_a_call_that_blocks_the_event_loop_is_reported_with_a_task(
         (blocked,) = eventually(lambda: [each for each in caplog.records if each.levelname == "ERROR"])
     finally:
         go_on.set()
-    assert "attempt 1/3 has been blocking the event loop for" in blocked.getMessage()
+    assert "attempt 1 (2 left) has been blocking the event loop for" in blocked.getMessage()
     eventually(all_are(db, "completed"))
 
 

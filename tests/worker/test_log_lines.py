@@ -77,7 +77,7 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     assert statuses(sync_db) == {7: "completed"}
     assert not {"snoozed", "cancelled", "discarded"} & set(worker._reports.counts)
     lines = [(record.levelname, record.getMessage()) for record in ends(log)]
-    assert lines == ([("ERROR", f"task 7: attempt 1/3 {said}")] if said else [])
+    assert lines == ([("ERROR", f"task 7: attempt 1 (2 left) {said}")] if said else [])
 
 
 REPORT = {"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "attempts_before": 4}
@@ -92,17 +92,17 @@ REPORT = {"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "at
             PoolTimeoutError("no connection is free"),
             "WARNING",
             "snoozed",
-            r"task 7: attempt 3/3 failed \(TimeoutError: no connection is free \(returned .*, does not count, "
+            r"task 7: attempt 3 \(0 left\) failed \(TimeoutError: no connection is free \(returned .*, does not count, "
             "retry in 10 s",
         ),
-        (Seat, {"line": "a,b", "number": 7}, ValueError("no"), "WARNING", "failed", 'seat "a,b",7: attempt 1/.*'),
+        (Seat, {"line": "a,b", "number": 7}, ValueError("no"), "WARNING", "failed", 'seat "a,b",7: attempt 1 .*'),
         (
             Report,
             {**REPORT, "attempt": 4, "max_attempts": 5},
             ValueError("no"),
             "ERROR",
             "failed",
-            r"report 7: attempt 1/1 failed \(ValueError: no\), no retry before its next run",
+            r"report 7: attempt 5 \(0 left\) failed \(ValueError: no\), no retry before its next run",
         ),
     ],
     ids=["an outage is not held against the task", "a key of two columns", "a run that is given up is an error too"],
@@ -132,11 +132,21 @@ SCHEDULED = [{"id": 1, **CRASHED, "schedule": "PT3600S"}, {"id": 2, **CRASHED, "
 @pytest.mark.parametrize(
     ("model", "rows", "named", "said"),
     [
-        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 20, [f"task {n}: attempt 3/3 failed" for n in (1, 2, 3)]),
-        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 2, ["task .: attempt 3/3 failed", "task: 1 more tasks fail"]),
+        (Task, [{"id": n, **CRASHED} for n in (1, 2, 3)], 20, [rf"task {n}: attempt 3 \(0 left\)" for n in (1, 2, 3)]),
+        (
+            Task,
+            [{"id": n, **CRASHED} for n in (1, 2, 3)],
+            2,
+            [r"task .: attempt 3 \(0 left\)", "task: 1 more tasks fail"],
+        ),
         (Report, SCHEDULED, 20, ["report 1: .*, no retry before its next run", "report 2: .*, discarded"]),
         (Report, SCHEDULED, 1, [r"report: 1 more tasks failed \(crashed"]),
-        (Job, [{"id": 1, "task": "shop.mail", "arguments": {}, **CRASHED}], 20, [r"job 1 \(shop.mail\): attempt 3/3"]),
+        (
+            Job,
+            [{"id": 1, "task": "shop.mail", "arguments": {}, **CRASHED}],
+            20,
+            [r"job 1 \(shop.mail\): attempt 3 \(0 left\)"],
+        ),
     ],
 )
 def test_crashed_tasks_without_a_next_run_are_dead_letters(

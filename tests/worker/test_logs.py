@@ -51,7 +51,7 @@ def test_own_lines_carry_the_task(db: Database, workers: Workers, own: pytest.Lo
     workers.serve(Task, handlers.get(how, without_session(db, says)), mode=modes.get(how, "lease"))
     (record,) = eventually(lambda: [each for each in own.records if each.name == SHOP.name])
     told = [vars(record)[name] for name in ("queue", "key", "function", "attempt", "worker", "task")]
-    assert told == ["task", "7", None, 2, "a value of the application", "task 7: attempt 2/3"]
+    assert told == ["task", "7", None, 2, "a value of the application", "task 7: attempt 2 (1 left)"]
     says()
     assert [vars(own.records[-1]).get(name, "none") for name in ("queue", "task")] == ["none", ""]
 
@@ -68,7 +68,7 @@ def test_the_current_job_tells_its_attempt_and_its_function(sync_db: Database, w
     sync_db.insert(Job, [{"id": 7, "task": "shop.mail", "arguments": {}, "max_attempts": 5}])
     workers.start(worker)
     ((attempt, function, text, fields),) = eventually(lambda: seen)
-    assert (attempt, function, text) == (1, "shop.mail", "job 7 (shop.mail): attempt 1/5")
+    assert (attempt, function, text) == (1, "shop.mail", "job 7 (shop.mail): attempt 1 (4 left)")
     assert fields == {"queue": "job", "key": "7", "function": "shop.mail", "attempt": 1, "worker": "mailer"}
     assert log_fields() == {}
 

@@ -192,7 +192,9 @@ def test_a_blocked_event_loop_is_reported(
     eventually(lambda: [each for each in registered(sync_fleet) if each.is_live])
     assert state_of(worker) == "live"
     (blocked,) = (each for each in caplog.records if each.levelname == "ERROR")
-    assert blocked.getMessage().startswith("errand_of_fleet 1: attempt 1/5 has been blocking the event loop for ")
+    assert blocked.getMessage().startswith(
+        "errand_of_fleet 1: attempt 1 (4 left) has been blocking the event loop for "
+    )
     assert "in blocks\n" in (blocked.stack_info or "")
     assert "asyncio" not in (blocked.stack_info or "")
     eventually(lambda: sum("goes on after" in each.getMessage() for each in caplog.records) == 1)
