@@ -114,8 +114,10 @@ def drain(
     """Run all tasks that are due and that the worker has handlers for, as well as tasks that these enqueue.
 
     ``session``: a session, in whose transaction everything happens; or a ``sessionmaker`` (by default the worker's),
-    with a committed transaction for each task.  ``models``: run tasks of these models only.  Tasks run one after the
-    other, as with :func:`perform`: those of one handler in claim order, handlers in the order of their registration.
+    with a committed transaction for each call.  ``models``: run tasks of these models only.  Calls follow one another,
+    as with :func:`perform`: those of one handler in claim order, handlers in the order of their registration.  A
+    handler with ``chunk`` gets as many tasks as are due, up to that number; if it fails with several, each half is
+    tried again, so that the failing task alone is charged.
     Returns the number of tasks by outcome; a task that fails in its last attempt counts as ``"discarded"``.
 
     ``ahead``: how much time passes for the queue meanwhile: whatever comes due until then runs, at its time, by a
@@ -176,29 +178,32 @@ class _Drain:
     passed: timedelta = timedelta(0)
     """How far the simulated clock is ahead of the database's."""
 
-    def next(self, session: Session, handed: Any) -> _Performed | None:
-        """Claim and run one task; ``None`` if there is none."""
+    def next(self, session: Session, handed: Any) -> list[_Performed]:
+        """Claim and run the tasks of one call; none if there are none."""
         while True:
             with _clock_of(session, self.passed):
-                if (performed := self._next_due(session, handed)) is not None:
+                if performed := self._next_due(session, handed):
                     return performed
                 step = self._until_next(session) if self.ahead else None
             if step is None or self.passed + step > self.ahead:
-                return None
+                return []
             self.passed += step
 
-    def _next_due(self, session: Session, handed: Any) -> _Performed | None:
+    def _next_due(self, session: Session, handed: Any) -> list[_Performed]:
         for handler in self.handlers:
-            task = operations.claim(session, handler.entity, *handler.where, options=handler.options, claimed_by=_NAME)
-            if task is not None:
-                return _perform(session, handed, handler, task)
-        return None
+            limit, options = handler.chunk or 1, handler.options
+            tasks = operations.claim_many(
+                session, handler.entity, *handler.where, limit=limit, options=options, claimed_by=_NAME
+            )
+            if tasks:
+                return _perform(session, handed, handler, tasks)
+        return []
 
-    def note(self, ended: _Performed | None) -> bool:
-        """Count an outcome.  Returns whether there may be more tasks."""
-        if ended is None:
+    def note(self, ended: Sequence[_Performed]) -> bool:
+        """Count outcomes.  Returns whether there may be more tasks."""
+        if not ended:
             return False
-        self.counts[_said(ended, self.raise_errors)] += 1
+        self.counts.update([_said(each, self.raise_errors) for each in ended])
         if self.counts.total() > self.limit:
             raise AssertionError(f"more than {self.limit} tasks, so far {dict(self.counts)}: does one enqueue itself?")
         return True
@@ -268,7 +273,8 @@ def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin
         session.flush()
         identity = handler.spec.identity_of(task)
         adapter.rows.load(session, handler.spec, [identity], handler.options)
-    return _perform(session, handed, handler, task)
+    (performed,) = _perform(session, handed, handler, [task])
+    return performed
 
 
 def _handler(session: Session, adapter: Adapter, handlers: Iterable[Handler], task: QueueMixin) -> Handler:
@@ -294,32 +300,43 @@ def _claim(session: Session, task: QueueMixin, handler: Handler) -> None:
         )
 
 
-def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Performed:
-    """Run the handler in a savepoint of the test's transaction, and settle its task."""
-    held = claim_of(task)
+def _perform(session: Session, handed: Any, handler: Handler, tasks: Sequence[Any]) -> list[_Performed]:
+    """Run the handler for a task, or with ``chunk`` for several, in a savepoint of the test's transaction, and settle
+    them.  If it fails with several, each half of them is tried again."""
+    claims = [claim_of(task) for task in tasks]
     if handler.mode == "at-most-once":
-        operations.complete(session, held)
-    job, savepoint = Job(handler, task), session.begin_nested()
+        operations.complete(session, claims)
+    jobs, savepoint = [Job(handler, task) for task in tasks], session.begin_nested()
     try:
-        result = _call(session, handed, job)
-        if handler.chunk is not None:
-            result = outcomes_in(handler, [task], result).get(id(task))
-        if isinstance(result, Exception):
-            returned = _failed(session, task, job, result)
-            savepoint.commit()
-            return returned
-        if is_unsettled(task):
-            write_reports(session, [job])
-            operations.complete(session, held, result)
+        result = _call(session, handed, jobs)
+        results = {id(tasks[0]): result} if handler.chunk is None else outcomes_in(handler, tasks, result)
+        ended = [_settled(session, job, task, results.get(id(task))) for job, task in zip(jobs, tasks, strict=True)]
         savepoint.commit()
     except Exception as error:
         if isinstance(error, ClaimLostError) or session.get_nested_transaction() is not savepoint:
             raise  # the engine has ended the whole transaction, or another task's claim was lost
         savepoint.rollback()
-        if not is_unsettled(task):
-            return _Performed("completed", error)
-        return _failed(session, task, job, error)
-    _reload(session, task)
+        if len(tasks) > 1:
+            adapter, middle = open_(session, handler.spec), len(tasks) // 2
+            adapter.rows.load(session, handler.spec, [claim.identity for claim in claims], handler.options)
+            halves = (tasks[:middle], tasks[middle:])
+            return [each for half in halves for each in _perform(session, handed, handler, half)]
+        if not is_unsettled(tasks[0]):
+            return [_Performed("completed", error)]
+        return [_failed(session, tasks[0], jobs[0], error)]
+    for task, (kind, _) in zip(tasks, ended, strict=True):
+        if kind == "completed":
+            _reload(session, task)
+    return ended
+
+
+def _settled(session: Session, job: Job, task: Any, result: object) -> _Performed:
+    """Settle a task whose handler has returned, unless that has settled it."""
+    if isinstance(result, Exception):
+        return _failed(session, task, job, result)
+    if is_unsettled(task):
+        write_reports(session, [job])
+        operations.complete(session, job.claim, result)
     return _Performed("completed", None)
 
 
@@ -340,15 +357,15 @@ def _reload(session: Session, task: Any) -> str | None:
     return None if found is None else getattr(found, spec.attributes["status"])
 
 
-def _call(session: Session, handed: Any, job: Job) -> object:
+def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
     """Call the handler.  Returns its result if the model stores results."""
-    handler, task = job.handler, job.task
+    (handler, *_), tasks = [job.handler for job in jobs], [job.task for job in jobs]
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
-    argument = task if handler.chunk is None else [task]
+    argument = tasks[0] if handler.chunk is None else tasks
     unlimited, arguments = replace(handler, timeout=None), [handed, argument] if handler.takes_session else [argument]
-    token = current.set(job)
+    token = current.set(jobs[0]) if handler.chunk is None else None
     try:
         if handler.is_coroutine and not is_async:
             from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
@@ -356,7 +373,8 @@ def _call(session: Session, handed: Any, job: Job) -> object:
             return asyncio.run(greenlet_spawn(call_handler, unlimited, *arguments))
         return call_handler(unlimited, *arguments)
     finally:
-        current.reset(token)
+        if token is not None:
+            current.reset(token)
 
 
 # -- assertions about waiting tasks -----------------------------------------------------------------------------------

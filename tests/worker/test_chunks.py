@@ -14,12 +14,13 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Snooze, Worker, discard
+from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Snooze, Worker, current_job, discard
 from sqlqueue.testing import drain
+from sqlqueue.worker.chunks import _Interrupt
 from tests.support.harness import Database
-from tests.support.models import Film, Ledger, Task
+from tests.support.models import Crawl, Film, Ledger, Task, Visit
 from tests.support.rows import rows
-from tests.support.workers import LONG, Workers, all_are, by_id, eventually, nothing, with_session
+from tests.support.workers import LONG, POLL, Workers, all_are, by_id, eventually, nothing, with_session
 
 
 class Calls:
@@ -301,16 +302,83 @@ def test_what_cannot_be_combined_is_refused(sync_db: Database) -> None:
 
 
 @pytest.mark.one_engine
-def test_drain_calls_it_with_one_task_at_a_time(sync_db: Database) -> None:
-    worker = Worker(sync_db.sessions())
+@pytest.mark.parametrize("chunk", [2, 10])
+def test_drain_passes_as_many_tasks_as_are_due(db: Database, chunk: int) -> None:
+    calls: list[list[int]] = []
 
-    @worker.handler(Task, chunk=10)
-    def send(session: QueueSession, tasks: list[Task]) -> dict[Task, Exception]:
-        session.add_all(Ledger(task_id=task.number) for task in tasks)
+    def send(session: Any, tasks: list[Task]) -> dict[Task, Exception]:
+        with pytest.raises(LookupError):
+            current_job()
+        calls.append([task.number for task in tasks])
+        for task in tasks:
+            session.add(Ledger(task_id=task.number))
+            task.priority = 7  # a rollback expires the instance
+        if 4 in calls[-1]:
+            raise ValueError("bad address")
         return {task: Discard("refused") for task in tasks if task.number == 2}
 
-    fill(sync_db, 3)
-    with sync_db.sessions()() as session:
-        assert drain(worker, session) == {"completed": 2, "discarded": 1}
+    async def send_awaited(session: Any, tasks: list[Task]) -> dict[Task, Exception]:
+        return send(session, tasks)
+
+    worker = Worker(db.sessions())
+    worker.handler(Task, chunk=chunk)(send_awaited if db.is_async else send)
+    fill(db, 5, max_attempts=1)
+    with db.session() as session:
+        counts = session.pass_to(lambda own: drain(worker, own, raise_errors=False))
+        assert counts == {"completed": 3, "discarded": 2}
         session.commit()
-    assert written(sync_db) == {1, 2, 3}
+    assert calls == (
+        [[1, 2], [3, 4], [3], [4], [5]] if chunk == 2 else [[1, 2, 3, 4, 5], [1, 2], [3, 4, 5], [3], [4, 5], [4], [5]]
+    )
+    assert written(db) == {1, 2, 3, 5}
+    assert by_number(db, Task.error)[4] == "ValueError: bad address"
+
+
+@pytest.mark.one_engine
+def test_limits_hold_within_a_call(db: Database, workers: Workers) -> None:
+    calls: list[list[str]] = []
+
+    def visit(session: Any, visits: list[Visit]) -> None:
+        calls.append([visit.limit_key or "" for visit in visits])
+
+    db.committed.enqueue(Visit, [{"limit_key": key} for key in "aaaaabbb"])
+    workers.serve(Visit, with_session(db, visit), chunk=10, poll=POLL)
+    eventually(all_are(db, "completed", Visit))
+    assert all(keys.count(key) <= 2 for keys in calls for key in keys), "the limit of a key is 2"
+    assert max(map(len, calls)) == 4
+
+
+@pytest.mark.one_engine
+def test_the_keys_of_a_fair_queue_take_turns_within_a_call(db: Database, workers: Workers) -> None:
+    calls: list[list[str]] = []
+
+    def crawl(session: Any, pages: list[Crawl]) -> None:
+        calls.append([page.site or "" for page in pages])
+
+    db.insert(Crawl, [{"site": site} for site in "aaaaaaaabb"])
+    workers.serve(Crawl, with_session(db, crawl), chunk=4, batch=4, concurrency=1, poll=POLL)
+    eventually(all_are(db, "completed", Crawl))
+    assert sorted(calls[0]) == ["a", "a", "b", "b"]
+
+
+def test_an_interruption_that_comes_late_does_not_reach_the_next_call() -> None:
+    async def call() -> None:
+        interrupt = _Interrupt()
+        interrupt()
+        interrupt.end()
+        await asyncio.sleep(0)
+
+    asyncio.run(call())
+
+
+def test_the_next_call_after_an_interrupted_one_is_not_cancelled() -> None:
+    async def call() -> int:
+        interrupt, task = _Interrupt(), asyncio.current_task()
+        interrupt()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        interrupt.end()
+        assert task is not None
+        return task.cancelling()
+
+    assert asyncio.run(call()) == 0
