@@ -152,6 +152,8 @@ class ConfirmedChange:
     """Whether tasks were selected by key; the command then explains why none was changed."""
     abandoned: bool = False
     """Whether running tasks whose lease has expired are affected too."""
+    early: bool = False
+    """Whether available tasks with a later time are affected too."""
     ends_all: bool = False
     """Whether it ends all tasks of the queue, for want of a filter: even one needs confirmation."""
     deletes: bool = False
@@ -179,7 +181,9 @@ class ConfirmedChange:
     def _counted(self, session: Session) -> QueueStats:
         """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
         hide."""
-        affected = () if self.named else (in_states(self.spec, self.affected, abandoned=self.abandoned),)
+        affected = (
+            () if self.named else (in_states(self.spec, self.affected, abandoned=self.abandoned, early=self.early),)
+        )
         return operations.stats(session, self.spec.entity, *self.where, *affected, cap=CAP)
 
     def _told(self, totals: BatchTotals) -> str:
@@ -260,7 +264,7 @@ def rerun(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = 
 
 
 def run_now(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Run waiting tasks now: scheduled and retryable ones become available.
+    """Run waiting tasks now: scheduled and retryable ones become available, as do those with a later time.
 
     The attempts that they have made still count; sqlqueue retry allows all of them again. The next run of a recurring
     task follows this one; see also sqlqueue schedules.
@@ -334,6 +338,7 @@ def _change(
         named=bool(filters.ids),
         ends_all=verb in {"cancel", "discard"} and not chosen,
         abandoned=change.abandoned,
+        early=change.early,
         batches=lambda session: change.in_batches(session, spec, chosen),
     ).carry_out(queues.url, yes=yes, as_json=as_json)
 

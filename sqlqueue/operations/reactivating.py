@@ -174,9 +174,9 @@ WAITING = (Status.SCHEDULED, Status.RETRYABLE)
 def run_now(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
     """Make tasks that satisfy ``where`` and wait for a later time ``available`` now. Return how many.
 
-    These are ``scheduled`` and ``retryable`` tasks.  The attempts that they have made still count; :func:`retry` allows
-    all attempts again. The next run of a recurring task follows this one.  For the transaction, its locks and ``limit``
-    see :func:`cancel`.
+    These are ``scheduled`` and ``retryable`` tasks, and ``available`` ones with a later time.  The attempts that they
+    have made still count; :func:`retry` allows all attempts again. The next run of a recurring task follows this one.
+    For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -256,10 +256,12 @@ class MassChange:
     """The states of the tasks that it changes."""
     abandoned: bool = False
     """Whether it also changes running tasks whose lease has expired."""
+    early: bool = False
+    """Whether it also changes available tasks with a later time, which count as scheduled."""
 
     def affected(self, spec: QueueSpec) -> Criterion:
-        """Return the criterion of tasks in these states."""
-        return in_states(spec, self.states, abandoned=self.abandoned)
+        """Return the criterion of the tasks that it changes."""
+        return in_states(spec, self.states, abandoned=self.abandoned, early=self.early)
 
     def in_batches(self, session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> Iterator[Batch]:
         """Change the tasks that satisfy ``where``, and commit after each batch."""
@@ -268,16 +270,19 @@ class MassChange:
         return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
 
 
-def in_states(spec: QueueSpec, states: Iterable[Status], *, abandoned: bool) -> Criterion:
-    """Return the criterion of tasks in these states, and of abandoned tasks if ``abandoned``."""
-    in_state = spec["status"].in_([state(status) for status in states])
-    return or_(in_state, is_abandoned(spec)) if abandoned else in_state
+def in_states(spec: QueueSpec, states: Iterable[Status], *, abandoned: bool, early: bool = False) -> Criterion:
+    """Return the criterion of tasks in these states, of abandoned tasks if ``abandoned``, and of available ones with a
+    later time if ``early``."""
+    found: list[Criterion] = [spec["status"].in_([state(status) for status in states])]
+    found += [is_abandoned(spec)] if abandoned else []
+    found += [is_early(spec)] if early else []
+    return or_(*found) if len(found) > 1 else found[0]
 
 
 RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), abandoned=True)
 RERUN = MassChange(change=rerun, states=FINAL)
 CANCEL = MassChange(change=cancel, states=_UNFINISHED)
-RUN_NOW = MassChange(change=run_now, states=WAITING)
+RUN_NOW = MassChange(change=run_now, states=WAITING, early=True)
 
 
 def prioritizing(priority: int) -> MassChange:

@@ -350,18 +350,33 @@ def unreadable_rows(session: Session) -> int:
 
 
 def moments_read(
-    adapter: Adapter, session: Session, spec: QueueSpec, asked: Callable[[Shown], Executable]
+    adapter: Adapter,
+    session: Session,
+    spec: QueueSpec,
+    asked: Callable[[Shown], Executable],
+    asked_of: Callable[[Shown, Sequence[Any]], Executable] | None = None,
 ) -> Sequence[Any]:
     """Return the rows of the statement ``asked(shown)``, which selects ``shown(moment)`` for each time.
 
     That is the nearest time which Python has.  If one of them cannot be read even so, such as text or February 30, all
-    are NULL, or 65 years ago if they cannot be.
+    are NULL, or 65 years ago if they cannot be.  With ``asked_of(shown, rows)``, which selects only the same rows
+    again, those of other rows are read.
     """
 
-    def read(shown: Shown) -> Sequence[Any]:
-        return adapter.rows.execute(session, spec, asked(shown)).all()
+    def read(statement: Executable) -> Sequence[Any]:
+        return adapter.rows.execute(session, spec, statement).all()
 
-    return read_or(adapter, lambda: read(representable), lambda: read(_unknown))
+    def apart(rows: Sequence[Any]) -> Sequence[Any]:
+        half = len(rows) // 2
+        return rows if half == 0 or asked_of is None else [*again(rows[:half]), *again(rows[half:])]
+
+    def again(rows: Sequence[Any]) -> Sequence[Any]:
+        if asked_of is None or len(rows) > adapter.rows.most(spec):
+            return apart(rows)
+        statement = asked_of(representable, rows)
+        return read_or(adapter, lambda: read(statement), lambda: apart(rows))
+
+    return read_or(adapter, lambda: read(asked(representable)), lambda: apart(read(asked(_unknown))))
 
 
 def read_or(adapter: Adapter, read: Callable[[], R], otherwise: Callable[[], R]) -> R:

@@ -176,16 +176,19 @@ def recurring_tasks(
     keys = [column.label(f"key_{place}") for place, column in enumerate(spec.primary_key)]
     chosen = only(spec, *within(session, spec, where))
 
-    def asked(moment: Shown) -> Select[Any]:
+    def asked(moment: Shown, *of: Criterion) -> Select[Any]:
         values = (moment(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
         named = [each.label(role) for role, each in zip(shown, values, strict=True)]
-        read = select(*keys, *named, utcnow().label("now")).where(chosen).order_by(*spec.primary_key)
+        read = select(*keys, *named, utcnow().label("now")).where(chosen, *of).order_by(*spec.primary_key)
         some = read.limit(first).subquery("some")
         statement = select(some).where(some.c.schedule.is_not(None)).order_by(*(some.c[each.name] for each in keys))
         return statement if limit is None else statement.limit(limit + 1)
 
-    found = moments_read(adapter, session, spec, asked)
+    def asked_of(moment: Shown, rows: Sequence[Any]) -> Select[Any]:
+        return asked(moment, adapter.rows.key_in(spec, [tuple(row[:width]) for row in rows]))
+
     width = len(keys)
+    found = moments_read(adapter, session, spec, asked, asked_of)
     tasks = [_recurring_task(spec, tuple(row[:width]), dict(row._mapping)) for row in found[:limit]]
     if len(tasks) < len(found):
         return tasks, True

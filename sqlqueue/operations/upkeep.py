@@ -130,6 +130,7 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
         if settlement.status is Status.DISCARDED:
             given_up += alike[settlement]
     locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
+    functions |= locked
     return Recovered(
         returned=len(alike[CLEARED]) + len(alike[RETURNED]),
         suspects=[*alike[suspected], *locked],
@@ -162,14 +163,22 @@ def _function(spec: QueueSpec) -> ColumnElement[Any]:
 
 def _suspect_locked(
     adapter: Adapter, session: Session, spec: QueueSpec, started: Sequence[Started], text: str
-) -> list[Claim]:
-    """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim."""
+) -> dict[Claim, str | None]:
+    """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim.
+
+    Return them, with the functions that they call.
+    """
     values = [(spec["crashes"], spec["crashes"] + literal_column("1")), *error_assignments(spec, text)]
-    changed: list[Identity] = []
+    found: dict[Claim, str | None] = {}
     for some in adapter.rows.batches(spec, [each.identity for each in started]):
         unfinished = adapter.rows.key_in(spec, some) & ~is_final(spec)
-        changed += adapter.rows.change(session, spec, write(spec, unfinished, values), some)
-    return [Claim(spec.entity, identity, 0) for identity in changed]
+        changed = adapter.rows.change(session, spec, write(spec, unfinished, values), some)
+        found |= dict.fromkeys(Claim(spec.entity, identity, 0) for identity in changed)
+        if changed and "task" in spec.columns:
+            read = select(*spec.primary_key, spec["task"]).where(adapter.rows.key_in(spec, list(changed)))
+            rows: Any = adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read))
+            found |= {Claim(spec.entity, tuple(key), 0): function for *key, function in rows}
+    return found
 
 
 # -- operations of a worker between claims and settlements: poll for due tasks, promote, postpone, and extend

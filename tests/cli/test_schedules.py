@@ -105,15 +105,17 @@ def test_rows_that_were_not_read_are_told(planned: str, monkeypatch: pytest.Monk
 
 def test_waiting_tasks_are_run_now(url: str) -> None:
     put(url, Mail, {"status": "scheduled", "available_at": TOMORROW}, {"status": "retryable", "available_at": TOMORROW})
-    put(url, Mail, {"status": "completed", "finished_at": PAST})
+    put(url, Mail, {"status": "completed", "finished_at": PAST}, {"available_at": TOMORROW})
     asked = run("run-now", model="Mail")
-    assert (asked.exit_code, "this would run now 2 tasks of mail (1 scheduled, 1 retryable)" in asked.stderr) == (
+    assert (asked.exit_code, "this would run now 3 tasks of mail (2 scheduled, 1 retryable)" in asked.stderr) == (
         2,
         True,
     )
     assert out("run-now", "--status", "scheduled", model="Mail") == "1 task of mail is available now."
-    assert json.loads(out("run-now", "--yes", "--json", model="Mail"))["tasks"] == 1
+    assert json.loads(out("run-now", "--yes", "--json", model="Mail"))["tasks"] == 2
+    assert out("run-now", model="Mail") == "0 tasks of mail are available now."
     assert [each["status"] for each in json.loads(out("list", "--json", model="Mail"))] == [
+        "available",
         "completed",
         "available",
         "available",

@@ -15,6 +15,7 @@ from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.requests import cursor, position
 from sqlqueue.operations import recording
 from sqlqueue.operations.paging import key_of, order_of, page
+from sqlqueue.operations.schedules import recurring_tasks
 from sqlqueue.testing import assert_enqueued
 from sqlqueue.transaction import open_
 from tests.cli.invoking import told
@@ -22,8 +23,8 @@ from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
 from tests.support.history import Base as History
 from tests.support.history import Parcel, Past, archive, sync_archive
-from tests.support.models import Base, Sign, Task
-from tests.support.rows import PAST
+from tests.support.models import Base, Report, Sign, Task
+from tests.support.rows import PAST, TOMORROW
 from tests.support.workers import statuses
 from tests.worker.test_left_alone import insert_odd_times
 
@@ -214,11 +215,15 @@ def test_pages_on_which_no_time_can_be_read(sync_db: Database, status: Status, w
 def test_the_page_of_schedules(sync_db: Database) -> None:
     for moment in sync_db.case.odd_times:
         insert_oddly(sync_db, "report (status, schedule, available_at)", f"'scheduled', '* * * * *', {moment}")
+    planned = {"status": "scheduled", "schedule": "PT1H", "drift": False, "available_at": TOMORROW}
+    sync_db.insert(Report, [planned])
     dashboard = Dashboard(sessionmaker(sync_db.engine), Base, authorize=lambda _: Viewer("ada", frozenset(Action)))
     with TestClient(dashboard) as client:
         answer = client.get("/schedules")
     assert answer.status_code == 200
     assert answer.text.count('<small class="quiet">* * * * *</small>') == len(sync_db.case.odd_times)
+    tasks, _ = sync_db.committed.run(recurring_tasks, Report)
+    assert [task.next_runs[0] for task in tasks if task.schedule == "PT1H"] == [TOMORROW]
 
 
 def test_asserting_that_tasks_are_enqueued(db: Database) -> None:

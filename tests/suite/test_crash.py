@@ -20,7 +20,7 @@ from sqlqueue.worker.jobs import Outcome, write_outcomes
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS, every_ending
 from tests.support.harness import Database
-from tests.support.models import Ledger, Listing, Report, Task
+from tests.support.models import Job, Ledger, Listing, Report, Task
 from tests.support.polling import next_due
 from tests.support.processes import Processes
 from tests.support.rows import PAST, TOMORROW, clock, count, end_leases, row, rows
@@ -226,3 +226,17 @@ def test_a_task_whose_creation_is_dated_later_can_be_claimed_again_at_once(db: D
     taken(db, 1, tokens)
     die(db, tokens)
     assert len(taken(db, 1)) == 1
+
+
+def test_the_functions_of_suspects_are_known(sync_db: Database) -> None:
+    """Of those that a lease held, and of those that only a lock held."""
+    sync_db.insert(
+        Job, [{"id": key, "task": name, "arguments": {}} for key, name in ((1, "shop.mail"), (2, "shop.bill"))]
+    )
+    spec, tokens = spec_of(Job), WorkerTokens()
+    (leased,) = sync_db.committed.run(claim_matching, ClaimQuery(spec), 1, tokens=tokens)
+    held = [(leased.id, claim_of(leased).token), (3 - leased.id, None)]
+    started = [Started(spec.table.fullname, (key,), token, counted=False) for key, token in held]
+    crash = Crash(tokens.worker, "was killed by SIGKILL", tuple(started), complete=True)
+    found = sync_db.committed.run(recover, spec, crash)
+    assert {found.functions[claim] for claim in found.suspects} == {"shop.mail", "shop.bill"}
