@@ -24,6 +24,7 @@ from .diagnostics.check import check, verify_schema
 from .diagnostics.drift import watch as _watch
 from .kinds import (
     ExpiryMixin,
+    FlowMixin,
     JobMixin,
     LimitMixin,
     ProgressMixin,
@@ -36,10 +37,10 @@ from .kinds import (
     UniqueMixin,
 )
 from .lifecycle.kind import Cause, Holder, Reason
-from .model.companions import HistoryMixin, PauseMixin, WorkerMixin
+from .model.companions import HistoryMixin, LatchMixin, PauseMixin, WorkerMixin
 from .model.declaration import QueueMixin
 from .operations import *  # noqa: F403  (exactly its __all__)
-from .queue.options import AttemptOutcome, HistoryOptions, QueueOptions, Status
+from .queue.options import AttemptOutcome, HistoryOptions, LatchOptions, QueueOptions, Status
 from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
 from .queue.schedules import Cron, Every
 from .queue.spec import Finding, Severity
@@ -68,6 +69,7 @@ __all__ = [
     "ExpiryMixin",
     "ExponentialBackoff",
     "Finding",
+    "FlowMixin",
     "HandlerNotFoundError",
     "HistoryMixin",
     "HistoryOptions",
@@ -75,6 +77,8 @@ __all__ = [
     "IllegalTransitionError",
     "JSONLogFormatter",
     "JobMixin",
+    "LatchMixin",
+    "LatchOptions",
     "LimitMixin",
     "LinearBackoff",
     "PauseMixin",

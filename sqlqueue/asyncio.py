@@ -78,6 +78,8 @@ class AsyncQueueSession(AsyncSession):
     snooze = _awaited(operations.snooze)
     heartbeat = _awaited(operations.heartbeat)
 
+    batch = _awaited_block(operations.batch)
+    advance = _awaited(operations.advance)
     declare_schedules = _awaited(operations.declare_schedules)
     reschedule = _awaited(operations.reschedule)
     unschedule = _awaited(operations.unschedule)
@@ -109,6 +111,7 @@ class AsyncQueueSession(AsyncSession):
     why = _awaited(operations.why)
     history = _awaited(operations.history)
     prune_history = _awaited(operations.prune_history)
+    prune_batches = _awaited(operations.prune_batches)
 
     # a ParamSpec captures one signature, but these have two
 

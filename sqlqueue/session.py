@@ -28,6 +28,8 @@ class QueueSession(Session):
     heartbeat = operations.heartbeat
 
     enqueue = operations.enqueue
+    batch = operations.batch
+    advance = operations.advance
     declare_schedules = operations.declare_schedules
     reschedule = operations.reschedule
     unschedule = operations.unschedule
@@ -59,3 +61,4 @@ class QueueSession(Session):
     why = operations.why
     history = operations.history
     prune_history = operations.prune_history
+    prune_batches = operations.prune_batches

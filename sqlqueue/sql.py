@@ -287,8 +287,18 @@ def is_early(spec: QueueSpec) -> Criterion:
 
 
 def is_due(spec: QueueSpec) -> Criterion:
-    """Return whether the row has a status that comes due: retryable, scheduled or running.  Does not compare times."""
-    return spec["status"].in_([state(status) for status in DUE])
+    """Return whether the row has a status that comes due, see :func:`due_states`.  Does not compare times."""
+    return spec["status"].in_([state(status) for status in due_states(spec)])
+
+
+def due_states(spec: QueueSpec) -> tuple[Status, ...]:
+    """Return the states that become claimable when ``available_at`` is reached: of waiting tasks, their deadline."""
+    return (*DUE, Status.WAITING) if spec.has_latches else DUE
+
+
+def is_waiting(spec: QueueSpec) -> Criterion:
+    """Return whether the row's status is ``waiting``."""
+    return spec["status"] == state(Status.WAITING)
 
 
 def is_held(spec: QueueSpec) -> Criterion:

@@ -95,34 +95,6 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def _reported(
-    spec: QueueSpec,
-    verb: str,
-    told: Callable[[BatchTotals], str],
-    facts: Callable[[BatchTotals], dict[str, int]],
-    *,
-    as_json: bool,
-) -> Iterator[BatchTotals]:
-    """Yield the totals of a change, and print them after it, in words or as JSON; also what an error leaves committed.
-
-    Exits if the change was stopped.
-    """
-    totals = BatchTotals()
-    try:
-        yield totals
-    except DBAPIError:
-        complain(f"{told(totals)} These changes are committed; then an error occurred.")
-        raise
-    if as_json:
-        print_json({"queue": spec.name, "action": verb, **facts(totals), "stopped": totals.stopped})
-    else:
-        say(told(totals))
-    if totals.stopped:
-        complain("Stopped. Finished batches are committed; run the same command again for the rest.")
-        raise typer.Exit(STOPPED)
-
-
 # -- a change of many tasks: counted, confirmed, carried out in batches, and reported ---------------------------------
 
 _FINAL = "is final; sqlqueue rerun makes it run again."
@@ -130,6 +102,7 @@ _HINTS = {
     Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
     Status.SCHEDULED: "A scheduled task runs once it is due; sqlqueue run-now makes it due now.",
     Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue run-now makes it due now.",
+    Status.WAITING: "A waiting task starts when the tasks that it waits for have ended.",
     Status.RUNNING: "A running task belongs to its worker until its lease expires; then any worker may take it over.",
     Status.COMPLETED: f"A completed task {_FINAL}",
     Status.CANCELLED: f"A cancelled task {_FINAL}",
@@ -172,11 +145,23 @@ class ConfirmedChange:
             if number > 1 or self.ends_all:
                 many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
                 confirm(f"{self.verb.replace('-', ' ')} {many} ({parts})", yes=yes)
-        with _reported(self.spec, self.verb, self._told, self._facts, as_json=as_json) as totals:
+        totals = BatchTotals()
+        try:
             if number:
                 in_transactions(url, self.batches, totals, what=self.verb, total=None if is_capped else number)
-        if self.named and not totals.changed and not as_json:
-            say(self._why_none(stats))
+        except DBAPIError:
+            complain(f"{self._told(totals)} These changes are committed; then an error occurred.")
+            raise
+        if as_json:
+            done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
+            print_json({"queue": self.spec.name, "action": self.verb, **done})
+        else:
+            say(self._told(totals))
+            if not totals.changed and self.named:
+                say(self._why_none(stats))
+        if totals.stopped:
+            complain("Stopped. Finished batches are committed; run the same command again for the rest.")
+            raise typer.Exit(STOPPED)
 
     def _counted(self, session: Session) -> QueueStats:
         """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
@@ -200,9 +185,8 @@ class ConfirmedChange:
             told += f"\n{tasks(totals.protected, self.spec)} {stay}."
         return told
 
-    def _facts(self, totals: BatchTotals) -> dict[str, int]:
-        kept = {"protected": totals.protected} if self.deletes else {"taken": totals.taken}
-        return {"tasks": totals.changed, **kept}
+    def _kept(self, totals: BatchTotals) -> dict[str, int]:
+        return {"protected": totals.protected} if self.deletes else {"taken": totals.taken}
 
     def _why_none(self, stats: QueueStats) -> str:
         """Return the states of the named tasks, and hints for each."""
@@ -446,15 +430,20 @@ def _prune_history(
     if number > 1:
         many = f"{'at least ' if more else ''}{_attempts(number)}"
         confirm(f"delete {many} at tasks of {spec.name}", yes=yes)
-
-    def told(totals: BatchTotals) -> str:
-        return f"{_attempts(totals.changed)} at tasks of {spec.name} {'is' if totals.changed == 1 else 'are'} deleted."
-
-    with _reported(spec, "prune", told, lambda totals: {"attempts": totals.changed}, as_json=as_json) as totals:
-        if number:
-            delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
-            batches = partial(_in_batches, delete=delete, limit=limit)
-            in_transactions(url, batches, totals, what="prune", total=None if more else number)
+    totals = BatchTotals()
+    if number:
+        delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
+        batches = partial(_in_batches, delete=delete, limit=limit)
+        in_transactions(url, batches, totals, what="prune", total=None if more else number)
+    if as_json:
+        done = {"attempts": totals.changed, "stopped": totals.stopped}
+        print_json({"queue": spec.name, "action": "prune", **done})
+    else:
+        number = totals.changed
+        told = f"{_attempts(number)} at tasks of {spec.name}"
+        say(f"{told} {'is' if number == 1 else 'are'} deleted.")
+    if totals.stopped:
+        raise typer.Exit(STOPPED)
 
 
 def _attempts(number: int) -> str:

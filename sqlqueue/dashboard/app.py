@@ -21,7 +21,8 @@ from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
 from . import access, actions, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
-from .site import SessionRunner, Site, respond
+from .data import SessionRunner
+from .site import Site, respond
 
 if TYPE_CHECKING:
     from ..worker import Sessions

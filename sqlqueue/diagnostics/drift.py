@@ -38,7 +38,7 @@ from .._support.private import affinity, is_conditional, is_executed
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.inspection import LiveIndex, QueryPlan, Term
-from ..model.companions import history_of, pause_table, worker_table
+from ..model.companions import history_of, latches_in, pause_table, worker_table
 from ..model.declaration import kind_indexes, queues
 from ..queue.spec import MIGRATE, Finding, QueueSpec, Severity
 from ..sql import KeyText, Pick, picks, utcdefault
@@ -412,6 +412,8 @@ def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Findin
         yield from _companion(connection, workers, "in which workers are registered")
     if pauses is not None:
         yield from _companion(connection, pauses, "which stores the paused queues")
+    if (latches := latches_in(metadata)) is not None:
+        yield from _companion(connection, latches.table, "which stores the batches of all queues")
 
 
 def _companion(connection: Connection, table: Table, purpose: str) -> Iterator[Finding]:

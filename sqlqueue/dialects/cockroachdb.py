@@ -31,6 +31,7 @@ class CockroachDBRows(PostgreSQLRows):
 
     locks_after_sorting = False
     walks_keys = False
+    begin_look = Rows.begin_look
     claim_lanes = Rows.claim_lanes  # no rows are locked in a lateral subquery
 
 
@@ -45,6 +46,9 @@ class CockroachDBInspection(CatalogInspection):
     def predicate_option(self) -> str | None:
         # the dialect reads PostgreSQL's index options, so indexes already have their predicates
         return PARTIAL_INDEX
+
+    def locks_elsewhere(self, connection: Connection) -> bool:
+        return True  # weak shared locks are not replicated
 
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.pg_catalog.version())))

@@ -289,15 +289,22 @@ class Inspection(ABC):
 
         Checks once per engine.
         """
-        if connection.dialect not in self._clusters:
-            self._clusters[connection.dialect] = self.cluster(connection)
-        cluster = self._clusters[connection.dialect]
+        cluster = self._known_cluster(connection)
         if cluster is not None:
             raise UnsupportedDialectError(
                 f"{_NEEDS_LOCKS} cannot be used on {cluster}: {_CERTIFIED}. Instead, {_USE_LEASES}",
                 dialect=self.product.dialect,
                 needed="a claim with a lease",
             )
+
+    def locks_elsewhere(self, connection: Connection) -> bool:
+        """Return whether a row lock alone may not keep another transaction from writing, on a cluster or in a file."""
+        return self._known_cluster(connection) is not None
+
+    def _known_cluster(self, connection: Connection) -> str | None:
+        if connection.dialect not in self._clusters:
+            self._clusters[connection.dialect] = self.cluster(connection)
+        return self._clusters[connection.dialect]
 
     def cluster(self, connection: Connection) -> str | None:
         """Return the cluster that this server is part of, if its other servers accept writes and do not see its row

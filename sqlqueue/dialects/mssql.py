@@ -301,6 +301,10 @@ class SQLServerRows(Rows):
         skips = "" if waits else "READPAST, "
         return matching.with_hint(spec.table, f"WITH (ROWLOCK, UPDLOCK, {skips}{seek_by_key(spec.table)})")
 
+    def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
+        kind, skip = "HOLDLOCK" if shared else "UPDLOCK", ", READPAST" if skips else ""
+        return reading.order_by(*table.primary_key).with_hint(table, f"WITH (ROWLOCK, {kind}{skip})")
+
     def supports_returning(self, spec: QueueSpec) -> bool:
         # OUTPUT fails on a table with triggers, which Table(implicit_returning=False) declares
         return spec.table.implicit_returning

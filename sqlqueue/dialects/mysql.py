@@ -187,6 +187,14 @@ class MySQLRows(Rows):
         locking: Select[Any] = self.by_key(spec, statement.with_for_update())
         return locking
 
+    def probing(self, spec: QueueSpec, index: str, reading: Select[Any]) -> Select[Any]:
+        hinted: Select[Any] = force_index(reading, spec, index)
+        return hinted
+
+    def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
+        # a scan would lock all rows
+        return super().locking(table, reading, skips=skips, shared=shared).with_hint(table, "FORCE INDEX (PRIMARY)")
+
     def supports_returning(self, spec: QueueSpec) -> bool:
         return False
 

@@ -215,6 +215,9 @@ class SQLiteInspection(Inspection):
     partial_index = "sqlite_where"
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
 
+    def locks_elsewhere(self, connection: Connection) -> bool:
+        return True
+
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         with warnings.catch_warnings():
             # no queue needs an index on an expression

@@ -266,6 +266,20 @@ class Rows(ABC):
         """
         return select(spec.entity).where(self.key_in_parameters(spec, count))
 
+    # -- reads and locks the latches of batches
+
+    def begin_look(self, session: Session, spec: QueueSpec) -> None:  # noqa: B027
+        """Prepare a transaction whose statements read the first row of each of many ranges of an index."""
+
+    def probing(self, spec: QueueSpec, index: str, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading``, which reads one row of a range of this index, with a hint to use it if that is needed."""
+        return self.prefer_index(spec, index, reading)
+
+    def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
+        """Return ``reading``, which reads rows of a table beside the queues by primary key, so that it locks them:
+        those that are free if it ``skips``, and not against others that lock them ``shared``."""
+        return reading.order_by(*table.primary_key).with_for_update(skip_locked=skips, read=shared)
+
     def supports_returning(self, spec: QueueSpec) -> bool:
         """Return whether UPDATE and DELETE of this queue's table support RETURNING."""
         return True

@@ -7,6 +7,7 @@ changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all as
 
 from .columns import (
     ExpiryMixin,
+    FlowMixin,
     JobMixin,
     OutboxMixin,
     ProgressMixin,
@@ -20,6 +21,7 @@ from .recurring import RecurringMixin, StageMixin
 
 __all__ = [
     "ExpiryMixin",
+    "FlowMixin",
     "JobMixin",
     "LimitMixin",
     "OutboxMixin",

@@ -16,11 +16,11 @@ from .._support.tracing import LONGEST, present_trace
 from ..dialects import json_type, key_type, lasting_keys, text_type, timestamp_type
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Kind, KindIndex, Partition, Reason, SeenTask
-from ..model.declaration import LONGEST_KEY, QueueMixin, check_stored_json, optional
+from ..model.declaration import LONGEST_KEY, LONGEST_LATCH, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Criterion, Ordering, QueueSpec
-from ..sql import Assignment, counts_before, utcnow
+from ..sql import Assignment, counts_before, is_waiting, utcnow
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 
@@ -241,6 +241,59 @@ class UniqueMixin(QueueMixin):
         """The key; tasks without a key are not restricted."""
         former_key: Mapped[str | None]
         """The ``unique_key`` that a final task had."""
+
+
+# -- queues whose tasks report their ends to latches, and wait for them ------------------------------------------------
+
+
+class Flows(Kind):
+    """What a task reports to and waits for.  Settling it writes to neither."""
+
+    def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
+        if "reports_to" not in roles:
+            return None
+        if "schedule" in roles:
+            return "a recurring task never ends, so nothing can wait for it: let each run enqueue a batch"
+        if options.on_complete == "delete":
+            return (
+                "on_complete='delete' would delete the ends of tasks that others wait for: choose on_complete='keep',"
+                " with retention=timedelta(0) to delete them soon after their batch"
+            )
+        return None
+
+    def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
+        yield KindIndex("waits", [spec["waits_for"]], is_waiting(spec))
+        # not by status: an unfinished row never moves within this index, so that no scan can miss it
+        yield KindIndex("reports", [spec["reports_to"], spec["finished_at"]], spec["reports_to"].is_not(None))
+
+
+FLOWS = Flows(
+    columns={
+        "waits_for": lambda _: optional(key_type(LONGEST_LATCH)),
+        "waits_when": lambda _: optional(String(9)),
+        "reports_to": lambda _: optional(key_type(LONGEST_LATCH)),
+    },
+    checks={"waits_for": checks.key, "reports_to": checks.key},
+    untouched=("waits_for", "waits_when", "reports_to"),
+    written_by_queue=("waits_for", "waits_when", "reports_to"),
+)
+
+
+class FlowMixin(QueueMixin):
+    """A queue whose tasks can belong to batches and wait for other tasks, see :func:`.batch`.
+
+    The application also needs one model with :class:`.LatchMixin`.
+    """
+
+    __queue_kind__: ClassVar[Kind | None] = FLOWS
+
+    if TYPE_CHECKING:
+        waits_for: Mapped[str | None]
+        """The latch for which the task waits, or has waited."""
+        waits_when: Mapped[str | None]
+        """Which end of it starts the task: ``completed``, ``failed`` or ``final``; ``skipped`` if it was not needed."""
+        reports_to: Mapped[str | None]
+        """The latch that stays closed until the task is final."""
 
 
 # -- transactional outboxes -------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ class Cause(StrEnum):
     """It cannot be claimed before a time in the future."""
     EXPIRED = "expired"
     """It was not started in time: the next claim that finds it cancels it."""
+    WAITS = "waits"
+    """It waits for other tasks to end."""
     PAUSED = "paused"
     """Its queue or its topic is paused."""
     UNSERVED = "unserved"

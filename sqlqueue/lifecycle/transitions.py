@@ -33,6 +33,7 @@ from ..dialects.base import Adapter
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import (
+    NEVER,
     Assignment,
     UniqueBy,
     all_attempts_after,
@@ -42,6 +43,7 @@ from ..sql import (
     is_held,
     is_held_by_worker,
     is_ready,
+    is_waiting,
     leased,
     present_status,
     raised,
@@ -507,6 +509,8 @@ def replace_assignments(spec: QueueSpec, given: Iterable[str], proposed: Propose
     running, moves = is_held(spec), spec["available_at"].name in names
     # an available task keeps its position, unless the insert sets it
     stays = or_(running, is_ready(spec)) if rerun and not moves else running
+    if spec.has_latches:
+        stays = or_(stays, is_waiting(spec))  # until what it waits for has ended
     moment = proposed(spec["available_at"].name) if moves else utcnow()
     status = proposed(spec["status"].name) if spec["status"].name in names else state(Status.AVAILABLE)
     budget = spec["max_attempts"].name
@@ -571,6 +575,19 @@ def retry_assignments(spec: QueueSpec) -> list[Assignment]:
         (spec["available_at"], utcnow()),
         (spec["finished_at"], null()),
         (spec["max_attempts"], case((spec["max_attempts"] > budget, spec["max_attempts"]), else_=budget)),
+    ]
+
+
+def revive_assignments(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignments that let tasks wait again that were cancelled because of the end of others."""
+    when, moment = spec["waits_when"], spec["available_at"]
+    return [
+        *restored_key(spec),
+        (when, case((when == "skipped", "failed"), else_=when)),
+        (spec["status"], state(Status.WAITING)),
+        (moment, literal(NEVER, moment.type)),
+        (spec["finished_at"], null()),
+        *error_assignments(spec, None),
     ]
 
 

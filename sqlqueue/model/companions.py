@@ -1,4 +1,4 @@
-"""The tables beside the queues: pauses, the history, the registry of workers."""
+"""The tables beside the queues: pauses, the history, latches, the registry of workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, String, Table, event
+from sqlalchemy import BigInteger, Boolean, Identity, Index, Integer, MetaData, String, Table, event, text, true
 from sqlalchemy.orm import Mapped, Mapper
 from sqlalchemy.sql.elements import conv
 
@@ -15,10 +15,10 @@ from .._support.errors import ConfigurationError
 from .._support.processes import LONGEST_BIRTH
 from .._support.texts import LONGEST_GROUP
 from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
-from ..queue.options import HistoryOptions
+from ..queue.options import HistoryOptions, LatchOptions
 from ..queue.spec import QueueSpec, index_name
-from ..sql import utcdefault
-from .declaration import LONGEST_KEY, LONGEST_NAME, place, subclasses
+from ..sql import utcdefault, utcinsertion
+from .declaration import LONGEST_KEY, LONGEST_LATCH, LONGEST_NAME, place, subclasses
 
 # -- models whose one table serves all queues of a `MetaData`: pauses, registered workers, and the history ------------
 
@@ -209,12 +209,122 @@ def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
         )
     if not isinstance(cls.__history__, HistoryOptions):
         raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")
-    for name, columns in (("task", ("queue", "task", "id")), ("outcome", ("queue", "outcome", "finished_at"))):
-        Index(conv(index_name(table.name, name)), *(table.c[column] for column in columns))
+    _index(table, task=("queue", "task", "id"), outcome=("queue", "outcome", "finished_at"))
     table.metadata.info[_KEY] = History(table, cls.__history__)
 
 
+def _index(table: Table, **indexes: tuple[str, ...]) -> None:
+    for name, columns in indexes.items():
+        Index(conv(index_name(table.name, name)), *(table.c[column] for column in columns))
+
+
 event.listen(HistoryMixin, "after_mapper_constructed", _mapped, propagate=True)
+
+
+# -- the model of latches, which open when the tasks that report to them have ended ------------------------------------
+
+
+class LatchTable(NamedTuple):
+    """The table and options of the latches for the queues of one ``MetaData``."""
+
+    table: Table
+    options: LatchOptions
+
+
+def _latch_columns() -> dict[str, dict[str, Any]]:
+    optional, required = {"nullable": True}, {"nullable": False}
+    moment = {"type_": timestamp_type(), "server_default": utcdefault(), "insert_default": utcinsertion(), **required}
+    return {
+        "id": {"type_": key_type(LONGEST_LATCH), "primary_key": True},
+        "reports_to": {"type_": key_type(LONGEST_LATCH), **optional},
+        "waits_for": {"type_": key_type(LONGEST_LATCH), **optional},
+        "members": {"type_": json_type(), **required},
+        "waiters": {"type_": json_type(), **required},
+        "sealed": {"type_": Boolean(), "server_default": true(), **required},
+        "opened_at": {"type_": timestamp_type(), **optional},
+        "broken_at": {"type_": timestamp_type(), **optional},
+        **{name: {"type_": Integer(), **optional} for name in OUTCOMES},
+        "changes": {"type_": Integer(), "server_default": text("0"), **required},
+        "created_at": moment,
+    }
+
+
+OUTCOMES = ("completed", "discarded", "cancelled", "skipped")
+"""The ends of the members of a latch."""
+
+
+class LatchMixin(CompanionMixin):
+    """A mixin for the model of latches, on which batches and workflows of all queues of the same ``MetaData`` rest.
+
+    >>> class QueueLatch(LatchMixin, Base):
+    ...     __tablename__ = "queue_latch"
+    ...     __latches__ = LatchOptions(retention=timedelta(days=30))
+
+    Declare one for all queues with :class:`.FlowMixin`, in their database.  A latch is closed while a task that reports
+    to it is unfinished; nobody counts: workers look at it after their commits.  See :doc:`/how-to/batches`.
+    """
+
+    __companion_columns__ = staticmethod(_latch_columns)
+    __latches__: ClassVar[LatchOptions] = LatchOptions()
+
+    if TYPE_CHECKING:
+        id: Mapped[str]
+        """The key of a batch, or of one of its parts: ``<key>/<part>``."""
+        reports_to: Mapped[str | None]
+        """The latch of which it is a member."""
+        waits_for: Mapped[str | None]
+        """The latch with which it opens, if it stands for another one."""
+        members: Mapped[list[str]]
+        """The tables with tasks that report to it; ``*`` for latches."""
+        waiters: Mapped[list[str]]
+        """The tables with tasks that wait for it; ``*`` for latches."""
+        sealed: Mapped[bool]
+        """Whether it opens when its members have ended."""
+        opened_at: Mapped[datetime | None]
+        broken_at: Mapped[datetime | None]
+        """When its first member was seen to have failed."""
+        completed: Mapped[int | None]
+        """How many members had this end when it opened; ``None`` before."""
+        discarded: Mapped[int | None]
+        cancelled: Mapped[int | None]
+        skipped: Mapped[int | None]
+        """How many were not needed: they wait for a failure, and there was none."""
+        changes: Mapped[int]
+        """Written where locks do not keep other servers of a cluster from opening it."""
+        created_at: Mapped[datetime]
+
+
+_LATCHES = "sqlqueue.latches"
+
+
+def latches_in(metadata: MetaData) -> LatchTable | None:
+    """Return the latches of the queues of ``metadata``, if the application has a model for them."""
+    found: LatchTable | None = metadata.info.get(_LATCHES)
+    return found
+
+
+def latches_of(spec: QueueSpec) -> LatchTable | None:
+    """Return the latches to which the tasks of a queue can report, if they can."""
+    return latches_in(spec.table.metadata) if spec.has_latches else None
+
+
+def _latches_mapped(mapper: Mapper[Any], cls: type[LatchMixin]) -> None:
+    table = mapper.local_table
+    if not isinstance(table, Table) or mapper.inherits is not None:
+        return
+    before = latches_in(table.metadata)
+    if before is not None and before.table is not table:
+        raise ConfigurationError(
+            f"the latches of all queues belong in one table, not in {before.table} and {table}: derive only one"
+            " model from LatchMixin"
+        )
+    if not isinstance(cls.__latches__, LatchOptions):
+        raise ConfigurationError(f"{cls.__name__}.__latches__ must be a LatchOptions, not {cls.__latches__!r}")
+    _index(table, reports=("reports_to", "opened_at"), waits=("waits_for",), opened=("opened_at",))
+    table.metadata.info[_LATCHES] = LatchTable(table, cls.__latches__)
+
+
+event.listen(LatchMixin, "after_mapper_constructed", _latches_mapped, propagate=True)
 
 
 # -- the model in which running workers are registered ----------------------------------------------------------------

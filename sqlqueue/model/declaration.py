@@ -46,6 +46,8 @@ LONGEST_NAME = 200
 """The maximum length of a claimer's name, in characters."""
 LONGEST_KEY = 255
 """The maximum length of a unique key or a limit key, in characters."""
+LONGEST_LATCH = 200
+"""The maximum length of a latch's key, in characters."""
 
 
 def counter() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
 from ..model.companions import WorkerState
+from .batches import TaskBatch, TaskGroup, batch
 from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .control import Limit, Pause, limits, pause, paused, resume, set_limit
@@ -16,6 +17,7 @@ from .history import (
     prune_history,
     timeline,
 )
+from .latches import advance, prune_batches
 from .paging import find
 from .reactivating import rerun, retry, run_now
 from .recording import attempt_text, brief, reported, spoken
@@ -55,9 +57,13 @@ __all__ = [
     "QueueStats",
     "Reactivated",
     "Released",
+    "TaskBatch",
+    "TaskGroup",
     "WorkerInfo",
     "WorkerState",
     "abandoned",
+    "advance",
+    "batch",
     "cancel",
     "claim",
     "claim_many",
@@ -81,6 +87,7 @@ __all__ = [
     "paused",
     "promote",
     "prune",
+    "prune_batches",
     "prune_history",
     "release",
     "release_workers",

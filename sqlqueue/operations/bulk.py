@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import ColumnElement, ForeignKeyConstraint, and_, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, ForeignKeyConstraint, and_, exists, func, literal_column, null, or_, select
 from sqlalchemy.exc import DBAPIError, NoReferenceError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
@@ -24,10 +24,11 @@ from ..kinds.recurring import schedule_next_runs
 from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, error_assignments, finish_assignments
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
-from ..queue.options import DUE, FINAL, AttemptOutcome, Status
+from ..queue.options import FINAL, AttemptOutcome, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
 from ..sql import (
     Assignment,
+    due_states,
     exhausted_picks,
     is_adopted,
     is_due,
@@ -43,6 +44,7 @@ from ..sql import (
 )
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .conflicts import translating
+from .latches import is_held_by_batch
 from .recording import AttemptRecord, last_claims, record
 
 # -- changes large sets of tasks in batches: up to a limit in one transaction, or all of them in many transactions ----
@@ -94,7 +96,7 @@ def _first(
     ready = spec["status"] == state(Status.AVAILABLE)
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
         ((Status.AVAILABLE,), ready, [term.expression for term in spec.ready_order]),
-        (DUE, is_due(spec), [term.expression for term in _order_of_due(adapter, spec, among)]),
+        (due_states(spec), is_due(spec), [term.expression for term in _order_of_due(adapter, spec, among)]),
         (FINAL, is_final(spec), ()),
     ]
     found: list[Identity] = []
@@ -171,17 +173,21 @@ CRASHED = "crashed in every attempt: its lease expired each time without a settl
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
     """Cancel all tasks that satisfy ``where`` and are not final; return how many."""
-    cancel = partial(
-        end_all, values=end_assignments(spec, Status.CANCELLED), end=AttemptRecord(AttemptOutcome.CANCELLED)
-    )
+    values = [*_leaving(spec), *end_assignments(spec, Status.CANCELLED)]
+    cancel = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.CANCELLED))
     return _end_limited(session, spec, where, cancel, limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
-    values = [*end_assignments(spec, Status.DISCARDED), *error_assignments(spec, text)]
+    values = [*_leaving(spec), *end_assignments(spec, Status.DISCARDED), *error_assignments(spec, text)]
     discard = partial(end_all, values=values, end=AttemptRecord(AttemptOutcome.DISCARDED, text))
     return _end_limited(session, spec, where, discard, limit)
+
+
+def _leaving(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignment by which a task that somebody ends does not wait again after a retry of what it awaits."""
+    return [(spec["waits_when"], null())] if spec.has_latches else []
 
 
 def _end_limited(
@@ -339,7 +345,7 @@ def prune(
     ``created_at``, which is when the table became a queue, and requires ``older_than``.
 
     Rows that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) are kept; ``protected`` of
-    the result is their number.
+    the result is their number.  Members of batches that have not ended are kept, too.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -347,7 +353,9 @@ def prune(
         duration("older_than", older_than, zero=True)
     if limit is not None:
         count("limit", limit)
-    old = only(spec, is_prunable(spec, older_than, adopted=adopted), *within(session, spec))
+    spared = is_held_by_batch(spec)
+    free = () if spared is None else (~spared,)
+    old = only(spec, is_prunable(spec, older_than, adopted=adopted), *free, *within(session, spec))
     # rows spread over several tables need a savepoint, and SQLite must begin the transaction before it
     adapter = open_(session, spec, Access.SKIP if _is_spread(spec) else Access.READ)
     pruned = _Pruning(session, adapter, spec, old).delete(limit)

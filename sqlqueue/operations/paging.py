@@ -32,9 +32,9 @@ from .._support.texts import UNREADABLE, error_text
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
-from ..queue.options import DUE, FINAL, Status
+from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql import fixes, is_adopted, is_available, is_due, is_final, only, state, terms_of
+from ..sql import due_states, fixes, is_adopted, is_available, is_due, is_final, only, state, terms_of
 from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
 from .recording import brief, say
@@ -230,11 +230,14 @@ class Windows:
         """
         spec, terms = self.spec, terms_of(self.spec, where)
         found: list[tuple[Sequence[Status], Window]] = [
-            (DUE, self._divided(_due(spec), terms, spec.due_order)),
+            (due_states(spec), self._divided(_due(spec), terms, spec.due_order)),
             ((Status.AVAILABLE,), self._divided((is_available(spec),), terms, spec.ready_order)),
         ]
         if self.adapter.inspection.indexes_all:
-            found = [((status,), self._in_claim_order(status, terms)) for status in (*DUE, Status.AVAILABLE, *FINAL)]
+            found = [
+                ((status,), self._in_claim_order(status, terms))
+                for status in (*due_states(spec), Status.AVAILABLE, *FINAL)
+            ]
         elif finds_finished(self.adapter, spec):
             found.append((FINAL, self.finished(and_(spec["finished_at"].is_not(None), is_final(spec)), terms)))
         else:
@@ -298,7 +301,7 @@ def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
     if status is Status.AVAILABLE or (status is not None and adapter.inspection.indexes_all):
         if not _has_nulls(spec.ready_order):
             return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
-    elif status in DUE:
+    elif status in due_states(spec):
         return spec.due_order
     return _last_first(spec)
 

@@ -14,12 +14,14 @@ from sqlalchemy.orm import Session
 from .._support.errors import DuplicateTaskError
 from .._support.texts import key_text, logger_of
 from ..lifecycle.transitions import replace_assignments, retry_assignments
+from ..model.companions import latches_of
 from ..model.declaration import QueueMixin, check_values
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import Assignment, is_abandoned, is_available, is_early, is_final, only, state, utcnow
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
+from .latches import MOST, Latches
 from .recording import ABANDONED
 from .schedules import plan, schedules
 from .settling import cancel, discard
@@ -38,11 +40,16 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     Each gets the model's full number of attempts again.  An abandoned task is one whose lease has expired; its claimer
     has lost the claim even if it resumes.  A discarded task whose ``unique_key`` another task has by now stays as it
     is, as ``taken`` of the result and a warning say.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+
+    A batch that has ended with the failure of such a task is unfinished again, and what the failure has cancelled, or
+    made unnecessary, waits again. What it has started stays as it is.
     """
     spec, session = spec_of(entity), session_of(session)
     ended = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
     failed = or_(ended, is_abandoned(spec))
-    redrive = partial(end_all, session, spec, values=retry_assignments(spec), end=ABANDONED)
+    redrive: Callable[[Criterion], int] = partial(end_all, session, spec, values=retry_assignments(spec), end=ABANDONED)
+    if latches_of(spec) is not None:
+        redrive = partial(_redrive_members, session, spec, redrive=redrive)
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
     return _reactivate(
         session,
@@ -52,6 +59,25 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
         lambda chosen: [(chosen, redrive)],
         among=among,
     )
+
+
+def _redrive_members(session: Session, spec: QueueSpec, chosen: Criterion, redrive: Callable[[Criterion], int]) -> int:
+    """Retry tasks, under the locks of the latches to which they report: whatever these show, others may be about to
+    open them."""
+    latches = Latches.of(session, spec, Access.CHANGE)
+    latch, rows, width = spec["reports_to"], latches.adapter.rows, len(spec.primary_key)
+    changed = redrive(and_(chosen, latch.is_(None)))
+    asked = select(*spec.primary_key, latch).where(chosen, latch.is_not(None))
+    found = rows.execute(session, spec, asked).all()
+    size = min(MOST, rows.most(spec))
+    for start in range(0, len(found), size):
+        some = found[start : start + size]
+        held = sorted({row[width] for row in some})
+        latches.hold(held)
+        mine = rows.key_in(spec, [tuple(row[:width]) for row in some])
+        changed += redrive(and_(mine, chosen, latch.in_(held)))
+        latches.reopen(held)
+    return changed
 
 
 def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:

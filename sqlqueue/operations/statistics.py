@@ -37,7 +37,19 @@ from ..kinds.recurring import is_unplanned
 from ..model.declaration import QueueMixin
 from ..queue.options import DUE, FINAL, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import is_abandoned, is_available, is_due, is_early, is_held, only, picks, representable, state, utcnow
+from ..sql import (
+    due_states,
+    is_abandoned,
+    is_available,
+    is_due,
+    is_early,
+    is_held,
+    only,
+    picks,
+    representable,
+    state,
+    utcnow,
+)
 from ..transaction import AnySession, open_, session_of, within
 from .control import unserved_functions
 from .paging import Window, Windows, finds_finished
@@ -269,9 +281,9 @@ class _Count:
         """
         spec = self.spec
         # rows with an unknown status are counted with the final ones: no index contains only those either
-        unfinished = [state(status) for status in (Status.AVAILABLE, *DUE)]
+        unfinished = [state(status) for status in (Status.AVAILABLE, *due_states(spec))]
         every = (
-            Portion(rows=is_due(spec), states=DUE, flags={"abandoned": is_abandoned(spec)}),
+            Portion(rows=is_due(spec), states=due_states(spec), flags={"abandoned": is_abandoned(spec)}),
             Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
             Portion(rows=spec["status"].not_in(unfinished), states=FINAL),
         )
@@ -411,7 +423,7 @@ def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> Queue
 
 def _follow(limits: Collection[str]) -> set[str]:
     """Return the figures that are derived from capped states."""
-    unfinished = (Status.AVAILABLE, *DUE)
+    unfinished = (Status.AVAILABLE, *DUE, Status.WAITING)
     made = {
         **dict.fromkeys(("abandoned", "overdue", "oldest_running"), DUE),
         # some tasks with the status available may wait as if they were scheduled

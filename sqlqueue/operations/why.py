@@ -21,6 +21,7 @@ from ..queue.options import EXPIRED, FINAL, AttemptOutcome, Status
 from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
+    REACH,
     Pick,
     UTCDateTime,
     before,
@@ -159,12 +160,7 @@ def _state(seen: SeenTask) -> Reason | None:
             text = f"{text}; its handler reports {told.text}"
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
-        failed = (
-            f"attempt {attempt_text(tries, values['max_attempts'])} failed, and " if status is Status.RETRYABLE else ""
-        )
-        if was_set_aside(values["error"]):
-            failed = f"it {values['error']}, and "
-        return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)
+        return _not_due(status, values, seen.now)
     is_used_up = tries >= values["max_attempts"] and not is_token_of_worker(values["claim_token"])
     if status is not Status.AVAILABLE and is_used_up:
         text = f"attempt {tries} was the last one, and ended without a result: rescue() discards it, as workers do"
@@ -173,6 +169,25 @@ def _state(seen: SeenTask) -> Reason | None:
         text = f"the lease of {values['claimed_by']} expired at {moment_text(moment)}: the next claim takes it over"
         return Reason(cause=Cause.LEASE_EXPIRED, text=text, since=moment, by=values["claimed_by"])
     return None
+
+
+_FAR = REACH / 2
+"""A time that nobody sets as a deadline."""
+
+
+def _not_due(status: Status, values: Any, now: datetime) -> Reason:
+    moment, tries = values["available_at"], values["attempt"]
+    if status is Status.WAITING:
+        ends = {"completed": "all of it is completed", "failed": "a part of it has failed"}
+        text = f"it waits for {values['waits_for']!r}, until {ends.get(values['waits_when'], 'all of it is final')}"
+        if moment - now > _FAR:  # it was the latest time, which was made representable
+            return Reason(cause=Cause.WAITS, text=text)
+        return Reason(cause=Cause.WAITS, text=f"{text}, or until {moment_text(moment)}", until=moment)
+    counted = attempt_text(tries, values["max_attempts"])
+    failed = f"attempt {counted} failed, and " if status is Status.RETRYABLE else ""
+    if was_set_aside(values["error"]):
+        failed = f"it {values['error']}, and "
+    return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)
 
 
 def _finished(status: Status, values: Any) -> Reason:

@@ -28,6 +28,8 @@ class Status(StrEnum):
     """May be claimed from ``available_at`` on."""
     RETRYABLE = "retryable"
     """Failed; may be claimed again from ``available_at`` on."""
+    WAITING = "waiting"
+    """Waits for other tasks; may be claimed from ``available_at`` on if these have not ended before."""
     RUNNING = "running"
     """Claimed; the lease expires at ``available_at``, and then it may be claimed again."""
     COMPLETED = "completed"
@@ -98,6 +100,24 @@ class HistoryOptions:
             duration("retention", self.retention, zero=True)
         if self.traceback != 0 and count("traceback", self.traceback) > LONGEST_TRACEBACK:
             raise ArgumentError(f"traceback={self.traceback}: at most {LONGEST_TRACEBACK:,} characters are stored")
+
+
+# -- the options of the latches, which all queues share ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatchOptions:
+    """The options of a model of latches: ``__latches__ = LatchOptions(...)``.
+
+    ``retention``: how long after its end workers, and :func:`.prune_batches`, forget a batch; 30 days by default.  With
+    ``None``, workers forget none.  Raises :class:`.ArgumentError` for values of the wrong type or range.
+    """
+
+    retention: timedelta | None = timedelta(days=30)
+
+    def __post_init__(self) -> None:
+        if self.retention is not None:
+            duration("retention", self.retention, zero=True)
 
 
 # -- the options of a queue, which its model declares -----------------------------------------------------------------

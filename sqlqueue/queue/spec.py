@@ -151,6 +151,11 @@ class QueueSpec:
         return "expires_at" in self.columns
 
     @cached_property
+    def has_latches(self) -> bool:
+        """Whether tasks can be members of batches, and wait for others (``FlowMixin``)."""
+        return "reports_to" in self.columns
+
+    @cached_property
     def holds_tasks(self) -> bool:
         """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
         return "slot_key" not in self.columns

@@ -19,6 +19,7 @@ from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundErro
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
 from ..functions.functions import J
+from ..model.companions import latches_of
 from ..model.declaration import QueueMixin, T
 from ..operations.paging import Damaged, find_all
 from ..queue.options import Status
@@ -118,6 +119,7 @@ def drain(
     as with :func:`perform`: those of one handler in claim order, handlers in the order of their registration.  A
     handler with ``chunk`` gets as many tasks as are due, up to that number; if it fails with several, each half is
     tried again, so that the failing task alone is charged.
+    Between two calls, what waits for the ends of others starts, as in a worker.
     Returns the number of tasks by outcome; a task that fails in its last attempt counts as ``"discarded"``.
 
     ``ahead``: how much time passes for the queue meanwhile: whatever comes due until then runs, at its time, by a
@@ -190,6 +192,9 @@ class _Drain:
             self.passed += step
 
     def _next_due(self, session: Session, handed: Any) -> list[_Performed]:
+        flows = (handler.spec for handler in self.handlers if latches_of(handler.spec) is not None)
+        for spec in {spec.table.metadata: spec for spec in flows}.values():
+            operations.advance(session, spec.entity)
         for handler in self.handlers:
             limit, options = handler.chunk or 1, handler.options
             tasks = operations.claim_many(
@@ -379,7 +384,7 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
 
 # -- assertions about waiting tasks -----------------------------------------------------------------------------------
 
-_WAITING = (Status.AVAILABLE, Status.SCHEDULED, Status.RETRYABLE)
+_WAITING = (Status.AVAILABLE, Status.SCHEDULED, Status.RETRYABLE, Status.WAITING)
 _SHOWN = 10
 
 
@@ -414,7 +419,8 @@ def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None
 
     ``what``: a model, with ``values`` of its attributes; or a task function made by :meth:`.Worker.task`, with
     ``values`` of its arguments.  ``where``: criteria, as for a claim.  ``count``: the exact number, 0 for none; by
-    default at least one.  Waiting tasks are available, scheduled or retryable, as this session's transaction sees them.
+    default at least one.  They are available, scheduled, retryable or waiting for others, as this session's transaction
+    sees them.
 
     Rows that cannot be read do not count.
 

@@ -262,6 +262,7 @@ class Executor:
 
     def failed(self, job: Job, error: BaseException) -> Ended:
         """Return the end of a job whose handler, or its commit, raised ``error``."""
+        job.has_failed = True
         try:
             return Ended(self.judge(job, error), error)
         except BaseException as broken:  # whatever it is, the failure is recorded

@@ -186,6 +186,8 @@ class Job:
         """How long the handler ran, once it has ended."""
         self.overdue = False
         """Whether exceeding the timeout has been reported."""
+        self.has_failed = False
+        """Whether the handler has raised an exception."""
         self.has_returned = False
         """Whether the handler has returned, so that the job itself may change its row at any moment."""
         self.reason = ""
@@ -199,6 +201,11 @@ class Job:
         self.interrupt: Callable[[], object] | None = None
         """Stops the handler, from any thread, while it runs."""
         self._awoken: threading.Event | None = None
+
+    @property
+    def latch(self) -> str | None:
+        """The latch to which the task reports, if it belongs to a batch."""
+        return self._loaded.get(self.handler.spec.attributes.get("reports_to", ""))
 
     @property
     def described(self) -> Attempt:
@@ -299,6 +306,8 @@ class InFlight:
     """All jobs that this worker holds, from claim to settlement."""
 
     def __init__(self) -> None:
+        self.on_end: Callable[[Job], object] | None = None
+        """Called for each job that has ended, on any thread, if tasks can belong to batches."""
         self._jobs: dict[Job, None] = {}
         self._latest: dict[tuple[QueueSpec, Identity], Job] = {}
 
@@ -327,6 +336,8 @@ class InFlight:
         key = job.handler.spec, job.claim.identity
         if self._latest.get(key) is job:
             del self._latest[key]
+        if self.on_end is not None:
+            self.on_end(job)
 
 
 def write_reports(session: Session, jobs: Iterable[Job], *, waits: bool = True) -> None:

@@ -20,7 +20,7 @@ from .. import operations
 from .._support.processes import birth_of, has_ended, resident_memory
 from .._support.texts import host_name
 from ..dialects.base import Adapter
-from ..model.companions import EVERY, history_of, worker_table
+from ..model.companions import EVERY, history_of, latches_of, worker_table
 from ..operations.control import unserved_functions
 from ..operations.upkeep import exhausted
 from ..operations.workers import ENDED, Command, release_held, silent_workers
@@ -272,6 +272,10 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
     if history is not None and history.options.retention is not None:
         old = partial(operations.prune_history, entity=entity, limit=PRUNED)
         yield chore(name=f"pruning the history of {name}", work=old, every=PRUNE_EVERY)
+    latches = latches_of(spec)
+    if latches is not None and latches.options.retention is not None:
+        ended = partial(operations.prune_batches, entity=entity, limit=PRUNED)
+        yield chore(name=f"pruning {latches.table.fullname}", work=ended, every=PRUNE_EVERY)
     if reports.prometheus is not None:
         figures = partial(_measure, spec=spec, prometheus=reports.prometheus)
         yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)

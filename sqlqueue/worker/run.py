@@ -33,6 +33,7 @@ from .fetcher import BaseFetcher, Fetcher, run_suspects
 from .handlers import Handler, Place, Settings
 from .heartbeat import Heartbeat
 from .lock_mode import LockModeFetcher
+from .looking import watches_of
 from .news import Notifier, notifiers
 from .progress import ProgressWriter
 from .registration import Registration, maintain
@@ -196,6 +197,7 @@ class WorkerRun:
         ]
         self._registration = Registration(self._fetchers, context, version)
         reports.handlers = self._registration.handlers
+        self._latches = watches_of(context)
         self._stall_watch = StallWatch(context.in_flight, reports, self._registration.tell_stall, own=own)
         reports.functions = frozenset(name for each in handlers for name in each.functions or ())
         channels = [(database.engine(spec), channel_of(spec)) for spec in context.specs]
@@ -334,6 +336,7 @@ class WorkerRun:
         chores = [
             asyncio.create_task(maintain(self._context)),
             asyncio.create_task(self._context.paused.run()),
+            *(asyncio.create_task(each.run()) for each in self._latches),
         ]
         fetching = [asyncio.create_task(fetcher.run()) for fetcher in self._fetchers]
         backoff = self._backoff("run a suspect")

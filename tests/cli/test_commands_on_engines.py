@@ -7,16 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, insert
+from sqlalchemy import Engine, event
 
 from tests.cli.invoking import called, told, words
-from tests.support import history
 from tests.support.harness import Database
-from tests.support.history import sync_archive
 from tests.support.models import Listing, Mail, Parcel, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock
-
-__all__ = ["sync_archive"]
 
 pytestmark = pytest.mark.one_engine  # except for what depends on the engine's SQL or driver
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
@@ -182,29 +178,6 @@ def test_ctrl_c_stops_the_command(
     assert stopped.stderr.startswith("Stopped.")
     assert list(states(sync_db).values()).count("cancelled") == done
     assert told(sync_db, "cancel", "--yes", driver=driver) == f"{7 - done} tasks of task are cancelled.\n"
-
-
-def test_ctrl_c_stops_the_pruning_of_a_history(sync_archive: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.cli.changes.BATCH", 2)
-    ended = {"queue": "past_parcel", "task": "1", "outcome": "failed", "finished_at": PAST}
-    with sync_archive.engine.begin() as connection:
-        connection.execute(insert(history.Past), [{**ended, "attempt": n} for n in range(1, 6)])
-
-    def press(*sent: Any) -> None:
-        if sent[2].startswith("DELETE"):
-            signal.raise_signal(signal.SIGINT)
-
-    prune = ("prune", "--history", "--yes", "--queue", "past_parcel")
-    event.listen(Engine, "after_cursor_execute", press)
-    try:
-        stopped = called(sync_archive, *prune, target="tests.support.history:Base")
-    finally:
-        event.remove(Engine, "after_cursor_execute", press)
-    assert stopped.exit_code == 130
-    assert stopped.stdout == "2 finished attempts at tasks of past_parcel are deleted.\n"
-    assert stopped.stderr.startswith("Stopped. Finished batches are committed")
-    rest = told(sync_archive, *prune, target="tests.support.history:Base")
-    assert rest == "3 finished attempts at tasks of past_parcel are deleted.\n"
 
 
 def test_prune(sync_db: Database) -> None:

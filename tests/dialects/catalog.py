@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from sqlqueue import ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from tests.dialects.kinds_calls import expiry, fair, history, limited, outbox, progress, recurring, registry
+from tests.dialects.kinds_calls import expiry, fair, flows, history, limited, outbox, progress, recurring, registry
 from tests.dialects.session_calls import (
     Call,
     claiming,
@@ -29,6 +29,7 @@ from tests.dialects.session_calls import (
 )
 from tests.support import history as past
 from tests.support.fleet import Fleet, FleetWorker
+from tests.support.flows import Flow
 from tests.support.models import (
     Base,
     CreditNote,
@@ -45,7 +46,7 @@ from tests.support.models import (
     Ticket,
 )
 
-BASES = (Base, DataBase, past.Base, Fleet)
+BASES = (Base, DataBase, past.Base, Fleet, Flow)
 """The declarative bases of the models whose statements are pinned."""
 
 
@@ -72,6 +73,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from outbox()
     yield from history()
     yield from registry()
+    yield from flows()
 
 
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:

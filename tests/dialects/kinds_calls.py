@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from sqlqueue import QueueSession, utcnow
@@ -15,16 +16,19 @@ from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.latches import Latches
 from sqlqueue.operations.settling import EXPIRY, report_some, settle_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
 from sqlqueue.sql import EDGE, picks
+from sqlqueue.transaction import Access
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
+from tests.support.flows import Page
 from tests.support.models import Chore, Crawl, Dispatch, Message, Outgoing, Ping, Push, Render, Report, Visit
 from tests.support.polling import next_due
 
@@ -159,6 +163,41 @@ def history() -> Iterator[tuple[str, Call]]:
     for cap in (None, 1_000):
         yield f"Past.errors({cap})", lambda s, c=cap: s.errors(parcel, cap=c)
         yield f"Past.timeline({cap})", lambda s, c=cap: s.timeline(parcel, cap=c)
+
+
+def flows() -> Iterator[tuple[str, Call]]:
+    spec = Page.__queue_spec__
+    row = SimpleNamespace(id="x", reports_to="b", waits_for="x", members=["*", "flow_page"], waiters=["*", "flow_note"])
+    row.opened_at = row.broken_at = None
+
+    def of(session: QueueSession) -> Latches:
+        return Latches.of(session, spec, Access.SKIP)
+
+    yield "Flow.batch", _make_batch
+    yield "Flow.begin", lambda s: of(s).begin()
+    yield "Flow.ripe", lambda s: of(s).ripe(["a", "b"])
+    yield "Flow.ripe(all)", lambda s: of(s).ripe(None)
+    yield "Flow.failing", lambda s: (of(s).failing(None), of(s).failing(MINUTE))
+    yield "Flow.of_failed", lambda s: of(s).of_failed({spec: [(7,)]})
+    yield "Flow.lock", lambda s: of(s)._lock(["a", "b"], skips=True)
+    yield "Flow.hold", lambda s: of(s).hold(["a", "b"])
+    yield "Flow.count", lambda s: of(s)._count([row])
+    yield "Flow.above", lambda s: of(s)._above([row])
+    yield "Flow.release", lambda s: of(s)._release([row])
+    yield "Flow.fail", lambda s: of(s)._fail([row], early=True)
+    yield "Flow.broken_below", lambda s: of(s)._broken_below([row])
+    yield "Flow.revive", lambda s: of(s)._revive([row], "completed")
+    yield "Flow.cancel", lambda s: s.cancel(Page, Page.name == "a")
+    yield "Flow.claim", lambda s: s.claim(Page)
+    yield "Flow.complete", lambda s: s.complete(claims(Page, 3))
+    yield "Flow.prune", lambda s: s.prune(Page, MINUTE)
+    yield "Flow.prune_batches", lambda s: s.prune_batches(Page, MINUTE, limit=1_000)
+
+
+def _make_batch(session: QueueSession) -> None:
+    with session.batch("a") as batch:
+        group = batch.add(Page, [{"name": "b"}, {"name": "c"}])
+        batch.add(Page, [{"name": "d"}], after=group)
 
 
 def registry() -> Iterator[tuple[str, Call]]:

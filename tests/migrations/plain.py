@@ -10,8 +10,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_co
 
 from sqlqueue import (
     ExpiryMixin,
+    FlowMixin,
     HistoryMixin,
     JobMixin,
+    LatchMixin,
     LimitMixin,
     ProgressMixin,
     QueueMixin,
@@ -54,6 +56,16 @@ class Attempts(HistoryMixin, Base):
 
 class Workers(WorkerMixin, Base):
     __tablename__ = "plain_workers"
+
+
+class Latches(LatchMixin, Base):
+    __tablename__ = "plain_latches"
+
+
+class Page(FlowMixin, Base):
+    __tablename__ = "plain_page"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Mail(TopicMixin, Base):

@@ -24,6 +24,7 @@ from sqlqueue import Claim, claim_of, utcnow
 from sqlqueue.operations.upkeep import extend
 from sqlqueue.worker import registration
 from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
+from tests.support.flows import Page, flow
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, archive
 from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
@@ -32,7 +33,7 @@ from tests.support.rows import PAST, rows
 
 pytestmark = pytest.mark.asyncio_everywhere
 
-__all__ = ["archive", "fleet"]
+__all__ = ["archive", "fleet", "flow"]
 
 PINNED = Path(__file__).parent / "costs"
 MINUTE = timedelta(minutes=1)
@@ -97,6 +98,7 @@ def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> 
         Listing: lambda n: {"unique_key": os.urandom(8).hex()},
         Film: lambda n: {"unique_key": os.urandom(8).hex()},
         Report: lambda n: {"schedule": "PT60S", "created_at": PAST - MINUTE},  # with its own time
+        Page: lambda n: {"reports_to": "batch"},
         Visit: lambda n: {"limit_key": os.urandom(8).hex()},
     }
     common = {"created_at": PAST}  # with nothing to call, a driver sends many rows at once
@@ -145,6 +147,9 @@ def setups() -> Iterator[tuple[str, Setup]]:
     yield "Visit: claim 1", claims(Visit, 1)
     yield "Visit: heartbeat 10", settles(Visit, 10, SETTLINGS["heartbeat"])
     yield "Spool: consume 10", plainly(lambda session, _: session.consume_many(Spool, limit=10), claims(Spool, 10))
+    for name in ("complete", "fail", "discard", "cancel"):
+        for many in (1, 10):
+            yield f"Page: {name} {many}", settles(Page, many, SETTLINGS[name])
     yield from enqueueing()
     yield "next_due", plainly(lambda session, _: session.run(next_due, Task))
     yield "promote", plainly(lambda session, _: session.promote(Mail), claims(Mail, 10, "scheduled"))
@@ -280,7 +285,7 @@ def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     return costs, compiled
 
 
-def test_each_call_costs_what_is_pinned(archive: Database, fleet: Database) -> None:
+def test_each_call_costs_what_is_pinned(archive: Database, fleet: Database, flow: Database) -> None:
     db = archive
     path = PINNED / f"{db.case.name}.json"
     if not path.exists() and not os.environ.get("SQLQUEUE_PIN"):
@@ -293,5 +298,7 @@ def test_each_call_costs_what_is_pinned(archive: Database, fleet: Database) -> N
     for name in ENDINGS:
         for what in (f"{name} 10", f"{name} 10 of 5 claims"):
             assert statements(costs[f"Past: {what}"]) == statements(costs[what]) + 1, "one more for each batch"
+    for what in (f"{name} {many}" for name in ("complete", "fail", "discard", "cancel") for many in (1, 10)):
+        assert costs[f"Page: {what}"] == costs[what], "nothing more for a batch"
     assert costs["workers, of 1"] == costs["workers, of 30"]
     assert compiled == {}, "statements are compiled again"

@@ -21,6 +21,7 @@ from sqlqueue import (
     ErrorGroup,
     Every,
     ExponentialBackoff,
+    FlowMixin,
     Pause,
     PauseMixin,
     Pruned,
@@ -33,6 +34,8 @@ from sqlqueue import (
     RecurringMixin,
     Released,
     Status,
+    TaskBatch,
+    TaskGroup,
     TopicMixin,
     WorkerInfo,
     abandoned,
@@ -63,6 +66,12 @@ class Letter(TopicMixin, Base):
 
 class Feed(RecurringMixin, Base):
     __tablename__ = "feed"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Page(FlowMixin, Base):
+    __tablename__ = "page"
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -152,6 +161,26 @@ def workers(session: QueueSession) -> None:
     assert_type(session.release_workers(Base, "web-1"), Released)
     assert_type(session.set_concurrency(Base, None), int)
     assert_type(sqlqueue.Worker(sessionmaker(), version="1.2").metrics(), bytes | None)
+
+
+def batches(session: QueueSession, page: Page) -> None:
+    with session.batch("import 7") as batch:
+        assert_type(batch, TaskBatch)
+        assert_type(batch.add(page), Page)
+        group = batch.add(Page, [{"id": 7}], copy=True)
+        assert_type(group, TaskGroup)
+        batch.add(Page(), after=[page, group], when="failed")
+        assert_type(batch.then(Page(), when="final"), Page)
+        batch.then(Page(), when="ended")  # type: ignore[arg-type]
+        batch.add(Page(), [{}])  # type: ignore[call-overload]
+    assert_type(session.advance(Page), int)
+    assert_type(page.reports_to, str | None)
+
+
+async def async_batches(session: AsyncQueueSession) -> None:
+    async with session.batch() as batch:
+        assert_type(batch.add(Page()), Page)
+    assert_type(await session.advance(Page), int)
 
 
 def enqueueing(session: QueueSession, emails: list[Email]) -> None:

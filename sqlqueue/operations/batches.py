@@ -1,0 +1,274 @@
+"""Batches and workflows: tasks that belong together, and tasks that wait for the ends of others."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
+
+from sqlalchemy.orm import Session
+
+from .._support import checks
+from .._support.errors import ArgumentError
+from ..model.companions import LatchMixin, latches_of, missing_companion
+from ..model.declaration import LONGEST_LATCH, QueueMixin
+from ..queue.options import Status
+from ..queue.spec import QueueSpec, spec_of
+from ..sql import NEVER
+from ..transaction import Access, AnySession, session_of
+from .enqueueing import EnqueueOptions, check_rows, dictionaries, enqueue
+from .latches import ANY, Latches
+
+When = Literal["completed", "failed", "final"]
+T = TypeVar("T", bound=QueueMixin)
+PART = "/"
+"""Separates the key of a batch from the names of its parts."""
+
+
+@dataclass(eq=False)
+class TaskGroup:
+    """Tasks that one call has added to a batch, for ``after=``."""
+
+    spec: QueueSpec
+    tasks: Sequence[Any]
+    """Instances, or rows by attribute name."""
+    is_bulk: bool
+    after: Collection[TaskGroup]
+    when: str
+    copy: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+    """The attributes that its place in the batch gives to the tasks."""
+
+
+Predecessor: TypeAlias = "QueueMixin | TaskGroup"
+
+
+class TaskBatch:
+    """The members of a batch that is being made, see :func:`.batch`.  Sends nothing."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        """The key, given or made."""
+        self._members: list[TaskGroup] = []
+        self._callbacks: list[TaskGroup] = []
+        self._by_task: dict[int, TaskGroup] = {}
+        self._is_open = True
+
+    @overload
+    def add(self, task: T, /, *, after: Predecessor | Iterable[Predecessor] = (), when: When = ...) -> T: ...
+    @overload
+    def add(
+        self,
+        entity: type[QueueMixin],
+        rows: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        after: Predecessor | Iterable[Predecessor] = (),
+        when: When = ...,
+        copy: bool = ...,
+    ) -> TaskGroup: ...
+    def add(
+        self,
+        task: Any,
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        after: Any = (),
+        when: When = "completed",
+        copy: bool = False,
+    ) -> Any:
+        """Add a task, which is returned, or a model and rows as dictionaries, which are inserted in bulk and returned
+        as a group that others can be ``after``; ``copy=True`` loads them with PostgreSQL's COPY.
+
+        ``after``: tasks and groups of this batch that must end before.  ``when``: if all of them are ``"completed"``;
+        or as soon as one of them has ``"failed"``, which is to be discarded or cancelled; or once all of them are
+        ``"final"``, whatever happened.  A task that waits for a success that cannot come is cancelled with an error
+        that says why; one that waits for a failure that cannot come is cancelled without an error, and counts as
+        skipped.
+
+        Raises :class:`.ArgumentError` for predecessors that are not in this batch: so there are no cycles.
+        """
+        group = self._group(task, rows, when, copy=copy, after=[self._known(each) for each in _listed(after)])
+        self._members.append(group)
+        return task if rows is None else group
+
+    def then(self, task: T, /, *, when: When = "completed") -> T:
+        """Add a task that starts if all members are ``"completed"``; or as soon as one of them has ``"failed"``; or
+        once all are ``"final"``, see :meth:`add`.  It is no member itself.  Returns the task."""
+        self._callbacks.append(self._group(task, None, when))
+        return task
+
+    def _group(
+        self, task: Any, rows: Any, when: str, *, copy: bool = False, after: Sequence[TaskGroup] = ()
+    ) -> TaskGroup:
+        if not self._is_open:
+            raise ArgumentError(f"the block of the batch {self.key!r} has ended")
+        if rows is None and isinstance(task, type):
+            raise ArgumentError(f"add({task.__name__}, rows): the rows are missing")
+        if when not in get_args(When):
+            raise ArgumentError(f"when={when!r}: give one of {', '.join(get_args(When))}")
+        spec = flow_spec(task if rows is not None else type(task))
+        if rows is not None:
+            tasks: list[Any] = dictionaries(rows)
+            options = EnqueueOptions(on_conflict="raise", version=None, delay=None, expires=None, copy=copy)
+            check_rows(spec, [dict(row) for row in tasks], options)
+            if any(row.get(spec.attributes["status"]) or row.get(spec.attributes["available_at"]) for row in tasks):
+                raise ArgumentError("rows of a batch have no status and no time of their own: these depend on others")
+            return TaskGroup(spec, tasks, True, after, when, copy)
+        if id(task) in self._by_task:
+            raise ArgumentError(f"{task!r} is in this batch already")
+        group = self._by_task[id(task)] = TaskGroup(spec, [task], False, after, when)
+        return group
+
+    def _known(self, given: object) -> TaskGroup:
+        group = given if isinstance(given, TaskGroup) else self._by_task.get(id(given))
+        if group is None or group not in self._members:
+            raise ArgumentError(f"after={given!r}: give tasks and groups that were added to this batch before")
+        return group
+
+    # -- at the end of the block: compiles the graph to latches, and inserts these and the tasks
+
+    def _insert(self, session: Session) -> None:
+        self._is_open = False
+        groups = [*self._members, *self._callbacks]
+        if not groups:
+            return
+        if len({each.spec.table.metadata for each in groups}) > 1:
+            raise ArgumentError("the models of a batch must have the same MetaData: their latches are in one table")
+        rows = self._compiled()
+        latches = Latches.of(session, groups[0].spec, Access.CHANGE)
+        latches.insert(rows)
+        for group in groups:
+            values = {group.spec.attributes[role]: value for role, value in group.values.items()}
+            if group.is_bulk:
+                for start in range(0, len(group.tasks), _CHUNK):
+                    some = [{**row, **values} for row in group.tasks[start : start + _CHUNK]]
+                    enqueue(session, group.spec.entity, some, copy=group.copy)
+                continue
+            for task in group.tasks:
+                for name, value in values.items():
+                    setattr(task, name, value)
+        tasks = [task for group in groups if not group.is_bulk for task in group.tasks]
+        enqueue(session, tasks)
+        if not any(group.tasks for group in self._members):
+            latches.open([self.key])
+            for task in tasks:
+                session.refresh(task)
+
+    def _compiled(self) -> list[dict[str, Any]]:
+        """Return the rows of latches, and set the values of the groups.
+
+        Each distinct set of predecessors is a latch.  A group reports to the latch of its set if that is the only one
+        with any of its groups, and otherwise to a latch of its own, to which links lead from its sets.
+        """
+        latches = {self.key: _latch(self.key)}
+        sets: dict[frozenset[int], str] = {}
+        uses: dict[int, list[frozenset[int]]] = {}
+        numbers = {id(each): number for number, each in enumerate(self._members)}
+        for group in self._members:
+            wanted = frozenset(numbers[id(each)] for each in group.after)
+            if wanted and wanted not in sets:
+                sets[wanted] = f"{self.key}{PART}{len(sets)}"
+                for number in wanted:
+                    uses.setdefault(number, []).append(wanted)
+            if wanted:
+                self._wait(latches, group, sets[wanted])
+        for wanted, key in sets.items():
+            is_alone = len(wanted) == 1 or all(len(uses[number]) == 1 for number in wanted)
+            latches.setdefault(key, _latch(key))["reports_to"] = self.key if is_alone else None
+            if is_alone:
+                latches[self.key]["members"].add(ANY)
+        for number, group in enumerate(self._members):
+            self._report(latches, group, number, [(sets[each], len(each) == 1) for each in uses.get(number, ())])
+        for group in self._callbacks:
+            self._wait(latches, group, self.key)
+        return [{**row, **{name: sorted(row[name]) for name in ("members", "waiters")}} for row in latches.values()]
+
+    def _report(
+        self, latches: dict[str, dict[str, Any]], group: TaskGroup, number: int, sets: Sequence[tuple[str, bool]]
+    ) -> None:
+        """Let the tasks of a group report to the batch, to the latch of their set, or to one of their own."""
+        own = next((key for key, is_single in sets if is_single), None)
+        if not sets:
+            key = self.key
+        elif len(sets) == 1 and latches[sets[0][0]]["reports_to"] is not None:
+            key = sets[0][0]
+        else:
+            key = own or f"{self.key}{PART}t{number}"
+            latches.setdefault(key, _latch(key))["reports_to"] = self.key
+            latches[self.key]["members"].add(ANY)
+            for target, _ in sets:
+                if target != key:
+                    link = f"{target}{PART}{number}"
+                    latches[link] = {**_latch(link), "reports_to": target, "waits_for": key}
+                    latches[key]["waiters"].add(ANY)
+                    latches[target]["members"].add(ANY)
+        latches[key]["members"].add(group.spec.name)
+        group.values["reports_to"] = key
+
+    def _wait(self, latches: dict[str, dict[str, Any]], group: TaskGroup, key: str) -> None:
+        latches.setdefault(key, _latch(key))["waiters"].add(group.spec.name)
+        group.values |= {"waits_for": key, "waits_when": group.when}
+        group.values |= {"status": Status.WAITING.value, "available_at": NEVER}
+
+
+_CHUNK = 10_000
+"""The number of rows that one statement inserts."""
+
+
+def _latch(key: str) -> dict[str, Any]:
+    return {"id": key, "reports_to": None, "waits_for": None, "members": set(), "waiters": set()}
+
+
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, (QueueMixin, TaskGroup)) or not isinstance(given, Iterable) or isinstance(given, str):
+        return [given]
+    return list(given)
+
+
+def flow_spec(entity: Any) -> QueueSpec:
+    """Return the spec of a model whose tasks can have latches; raise the error that says what it lacks."""
+    spec = spec_of(entity)
+    if not spec.has_latches:
+        name = spec.entity.__name__
+        raise ArgumentError(f"{name} cannot be in a batch: derive it from FlowMixin, and migrate")
+    if latches_of(spec) is None:
+        raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot be in a batch")
+    return spec
+
+
+def new_key() -> str:
+    """Return the key of a batch to which nobody gives one; later ones are greater."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+
+
+@contextmanager
+def batch(session: AnySession, key: str | None = None) -> Generator[TaskBatch]:
+    """Enqueue tasks that belong together, at the end of the block and in the session's transaction.
+
+    >>> with Session.begin() as session, session.batch("import 7") as batch:
+    ...     batch.add(Page, [{"url": url} for url in urls])
+    ...     batch.then(Report(name="import 7"))
+
+    Their models derive from :class:`.FlowMixin`, of one ``MetaData`` with one model of :class:`.LatchMixin`.  ``key``
+    is the batch's name, unique among all batches, of at most 180 characters and without a slash; without one, a key is
+    made.  The tasks of :meth:`.TaskBatch.then` start when the others have ended, and each of them exactly once, however
+    many workers end the last members at the same time.  Without members, the batch has ended at once.
+
+    Raises :class:`.DuplicateTaskError` at the end of the block if there is such a key already.
+    """
+    session = session_of(session)
+    made = TaskBatch(new_key() if key is None else check_key(key))
+    yield made
+    made._insert(session)
+
+
+def check_key(key: str) -> str:
+    """Return the key of a batch if it can be one."""
+    checks.key("key", key, LONGEST_LATCH - 20)
+    if PART in key:
+        raise ArgumentError(f"key={key!r}: a key has no slash, which separates it from the names of parts")
+    return key

@@ -1,0 +1,455 @@
+"""Latches: looks at those whose members may have ended, opens them, and releases what waits for them.
+
+Nobody counts while members end.  A latch opens when a statement that begins after its row is locked shows no unfinished
+member, so two last members cannot miss each other, and settling sends, writes and locks nothing for it.  Whoever adds a
+member, or makes one available again, locks the row as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from .._support.checks import count, duration
+from .._support.errors import ArgumentError, DuplicateTaskError
+from .._support.texts import key_text
+from ..dialects.base import Adapter
+from ..lifecycle.transitions import end_assignments, error_assignments, revive_assignments
+from ..model.companions import OUTCOMES, LatchMixin, LatchTable, latches_in, latches_of, missing_companion
+from ..model.declaration import QueueMixin, queues
+from ..queue.options import FINAL, Status
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..sql import Assignment, is_waiting, state, utcnow, write
+from ..transaction import Access, AnySession, announce, open_, session_of
+from .conflicts import translating
+
+MOST = 500
+"""The maximum number of latches that a statement names."""
+ANY = "*"
+"""Stands for latches among the tables of members and waiters."""
+COMPLETED, FAILED, WHENEVER, SKIPPED = "completed", "failed", "final", "skipped"
+"""The values of ``waits_when``."""
+_ONE: ColumnElement[int] = literal_column("1")
+
+
+class Look(NamedTuple):
+    """What a look has done."""
+
+    opened: int
+    """How many latches it has opened."""
+    left: frozenset[str] = frozenset()
+    """Those to look at again in another transaction: others have locked them, or may have opened their members."""
+
+
+@dataclass(frozen=True, eq=False)
+class Latches:
+    """The latches of a ``MetaData``, in a session's transaction."""
+
+    session: Session
+    adapter: Adapter
+    spec: QueueSpec
+    """A queue through which the session reaches them."""
+    model: LatchTable
+
+    @classmethod
+    def of(cls, session: Session, spec: QueueSpec, access: Access = Access.READ) -> Latches:
+        """Raise :class:`.ConfigurationError` if the application has no model of them."""
+        found = latches_in(spec.table.metadata)
+        if found is None:
+            raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot have batches")
+        return cls(session, open_(session, spec, access), spec, found)
+
+    @cached_property
+    def c(self) -> Any:
+        """The columns of the table."""
+        return self.model.table.c
+
+    @cached_property
+    def flows(self) -> dict[str, QueueSpec]:
+        """The queues whose tasks can have latches, by table."""
+        found = (each for each in queues(self.spec.table.metadata) if each.has_latches)
+        return {each.name: each for each in reversed([*found])}  # a class comes before its subclasses
+
+    def _execute(self, statement: Any) -> Any:
+        return self.adapter.rows.execute(self.session, self.spec, statement)
+
+    def _change(self, ids: Collection[str], **values: Any) -> None:
+        for some in _parts(ids):
+            self._execute(update(self.model.table).where(self.c.id.in_(some)).values(**values))
+
+    # -- finds latches to look at, without locks
+
+    def begin(self) -> None:
+        """Prepare a transaction that only looks: planners must not scan the members of a latch to find the first."""
+        self.adapter.rows.begin_look(self.session, self.spec)
+
+    def ripe(self, among: Collection[str] | None) -> list[str]:
+        """Return closed latches without unfinished members: of ``among``, or of all, 500 at most."""
+        latch, child, source = self.model.table, self.model.table.alias("child"), self.model.table.alias("source")
+        blocked = [
+            self._probe(spec, spec["reports_to"] == latch.c.id, spec["finished_at"].is_(None))
+            for spec in self.flows.values()
+        ]
+        for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
+            blocked.append(self._first(select(_ONE).where(named, other.c.opened_at.is_(None))))
+        found = select(latch.c.id).where(latch.c.opened_at.is_(None), latch.c.sealed, *(x.is_(None) for x in blocked))
+        if among is None:
+            return list(self._execute(found.limit(MOST)).scalars())
+        return [key for some in _parts(among) for key in self._execute(found.where(latch.c.id.in_(some))).scalars()]
+
+    def failing(self, since: timedelta | None) -> set[str]:
+        """Return closed latches with a member that has failed, ``since`` that time if given, and do not show it."""
+        latch, child, source = self.model.table, self.model.table.alias("child"), self.model.table.alias("source")
+        ways = [
+            self._probe(
+                spec,
+                spec["reports_to"] == latch.c.id,
+                spec["finished_at"].is_not(None) if since is None else spec["finished_at"] > utcnow(-since),
+                has_failed(spec),
+            )
+            for spec in self.flows.values()
+        ]
+        for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
+            ways.append(self._first(select(_ONE).where(named, other.c.broken_at.is_not(None))))
+        closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed)
+        return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
+
+    def of_failed(self, tasks: Mapping[QueueSpec, Collection[Identity]]) -> set[str]:
+        """Return the latches of those of ``tasks`` that have failed for good."""
+        found, rows = set[str](), self.adapter.rows
+        for spec, keys in tasks.items():
+            for some in rows.batches(spec, list(keys)):
+                asked = select(spec["reports_to"]).where(rows.key_in(spec, some), has_failed(spec))
+                found.update(rows.execute(self.session, spec, rows.by_key(spec, asked)).scalars())
+        return found
+
+    def _probe(self, spec: QueueSpec, *criteria: Criterion) -> ColumnElement[Any]:
+        index = spec.index_name("reports")
+        return self._first(self.adapter.rows.probing(spec, index, select(_ONE).where(*criteria)))
+
+    def _first(self, found: Select[Any]) -> ColumnElement[Any]:
+        """Return a subquery of one row.  Planners turn NOT EXISTS into joins that read all members."""
+        return found.limit(1).correlate(self.model.table).scalar_subquery()
+
+    # -- opens latches
+
+    def open(self, todo: Collection[str]) -> Look:
+        """Open those of ``todo`` that are ripe, and those that this makes ripe, level by level."""
+        opened, left = 0, set[str]()
+        while todo:
+            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed, skips=True)
+            left.update(set(todo).difference(row.id for row in found))
+            known = [row for row in found if self._knows(row)]
+            counts = self._count(known)  # again, in statements of their own: only now can nobody add members
+            ripe = [row for row in known if not counts[row.id]["unfinished"]]
+            if not ripe:
+                break
+            groups = defaultdict[tuple[int, ...], list[str]](list)
+            for row in ripe:
+                groups[tuple(counts[row.id][name] for name in OUTCOMES)].append(row.id)
+            for numbers, ids in groups.items():
+                self._change(ids, opened_at=utcnow(), **dict(zip(OUTCOMES, numbers, strict=True)))
+            late = [row for row in ripe if row.broken_at is None and _is_failing(counts[row.id])]
+            self._change([row.id for row in late], broken_at=utcnow())
+            skipped = self._release([row for row in ripe if row.broken_at is None and row not in late])
+            cancelled = self._fail([row for row in ripe if row.broken_at is not None or row in late], early=False)
+            opened += len(ripe)
+            above = self._above(ripe) | skipped | cancelled
+            left |= above | self.break_(self._above(late) | cancelled)
+            todo = self.ripe(above)
+        return Look(opened, frozenset(left))
+
+    def break_(self, latches: Collection[str]) -> set[str]:
+        """Show that members of closed latches have failed: what waits for a failure starts, and what waits for success
+        is cancelled, which breaks further latches.  Returns the latches above, to look at."""
+        affected, todo = set[str](), set(latches)
+        while todo:
+            rows = self._lock(todo, self.c.opened_at.is_(None), self.c.broken_at.is_(None), skips=True)
+            rows = [row for row in rows if self._knows(row)]
+            if not rows:
+                break
+            self._change([row.id for row in rows], broken_at=utcnow())
+            todo = self._above(rows) | self._fail(rows, early=True)
+            affected |= todo
+        return affected
+
+    def _knows(self, row: Any) -> bool:
+        """Return whether this process has the models of all members and waiters."""
+        return {*row.members, *row.waiters} <= {ANY, *self.flows}
+
+    def _lock(self, ids: Collection[str], *criteria: Criterion, skips: bool) -> list[Any]:
+        names = ("id", "reports_to", "waits_for", "members", "waiters", "opened_at", "broken_at")
+        found: list[Any] = []
+        for some in _parts(sorted(ids)):
+            wanted = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
+            found += self._execute(self.adapter.rows.locking(self.model.table, wanted, skips=skips)).all()
+        return found
+
+    def _above(self, rows: Iterable[Any]) -> set[str]:
+        """Return the latches that depend on these: those to which they report, and those that open with them."""
+        rows = list(rows)
+        found = {row.reports_to for row in rows if row.reports_to is not None}
+        for some in _parts([row.id for row in rows if ANY in row.waiters]):
+            found.update(self._execute(select(self.c.id).where(self.c.waits_for.in_(some))).scalars())
+        return found
+
+    def _count(self, rows: Sequence[Any]) -> dict[str, Counter[str]]:
+        """Return how the members of these latches have ended, and how many have not."""
+        found: dict[str, Counter[str]] = {row.id: Counter() for row in rows}
+        for name, spec in self.flows.items():
+            columns = (spec["reports_to"], spec["status"], spec["waits_when"])
+            for some in _parts([row.id for row in rows if name in row.members]):
+                asked = select(*columns, func.count()).where(spec["reports_to"].in_(some)).group_by(*columns)
+                for latch, status, when, number in self._execute_for(spec, asked):
+                    end = SKIPPED if when == SKIPPED and status in FINAL else status
+                    found[latch]["unfinished" if status not in FINAL else end] += number
+        sums = [func.sum(self.c[name]) for name in OUTCOMES]
+        closed = func.count() - func.count(self.c.opened_at)
+        for some in _parts([row.id for row in rows if ANY in row.members]):
+            asked = select(self.c.reports_to, closed, *sums).where(self.c.reports_to.in_(some))
+            for latch, *numbers in self._execute(asked.group_by(self.c.reports_to)):
+                _add(found[latch], numbers)
+        sources = {row.waits_for: row.id for row in rows if row.waits_for is not None}
+        for some in _parts(list(sources)):
+            is_closed = case((self.c.opened_at.is_(None), _ONE), else_=literal_column("0"))
+            asked = select(self.c.id, is_closed, *(self.c[name] for name in OUTCOMES)).where(self.c.id.in_(some))
+            numbers = {source: values for source, *values in self._execute(asked).all()}
+            for row in rows:
+                if row.waits_for in numbers and row.waits_for in some:
+                    _add(found[row.id], numbers[row.waits_for])
+        return found
+
+    # -- releases tasks that wait
+
+    def _release(self, rows: Sequence[Any]) -> set[str]:
+        """Start what waits for the success of these latches; return the latches of tasks that are not needed."""
+        ended = set[str]()
+        for spec, ids in self._waiters(rows):
+            self._start(spec, ids, COMPLETED, WHENEVER)
+            ended |= self._end(spec, ids, FAILED, [(spec["waits_when"], SKIPPED)])
+        return ended
+
+    def _fail(self, rows: Sequence[Any], *, early: bool) -> set[str]:
+        """Start what waits for the failure of these latches, and cancel what waits for their success; return the
+        latches of the latter.  ``early``: the latches are not open yet."""
+        ended = set[str]()
+        for spec, ids in self._waiters(rows):
+            self._start(spec, ids, FAILED, *(() if early else (WHENEVER,)))
+            for key in self._waited_for(spec, ids):
+                ended |= self._end(spec, [key], COMPLETED, error_assignments(spec, f"not run: {self._culprit(key)}"))
+        return ended
+
+    def _waiters(self, rows: Sequence[Any]) -> Iterator[tuple[QueueSpec, list[str]]]:
+        for name, spec in self.flows.items():
+            for some in _parts([row.id for row in rows if name in row.waiters]):
+                yield spec, some
+
+    def _start(self, spec: QueueSpec, ids: Collection[str], *whens: str) -> None:
+        values = [(spec["status"], state(Status.AVAILABLE)), (spec["available_at"], utcnow())]
+        started = self.adapter.rows.sweep(self.session, spec, write(spec, _waits(spec, ids, *whens), values))
+        if started:
+            announce(self.session, spec)
+
+    def _waited_for(self, spec: QueueSpec, ids: Collection[str]) -> list[str]:
+        found = select(spec["waits_for"]).where(_waits(spec, ids, COMPLETED)).distinct()
+        return list(self.adapter.rows.execute(self.session, spec, found).scalars())
+
+    def _end(self, spec: QueueSpec, ids: Collection[str], when: str, marks: Sequence[Assignment]) -> set[str]:
+        """Cancel waiting tasks; return the latches to which they report."""
+        values = [*marks, *end_assignments(spec, Status.CANCELLED)]
+        return set(self._write(spec, _waits(spec, ids, when), is_waiting(spec), values))
+
+    def _write(
+        self, spec: QueueSpec, found: Criterion, still: Criterion, values: Sequence[Assignment]
+    ) -> Iterator[str]:
+        """Write to the rows that are ``found``, by key; return the latches to which they report."""
+        rows, width = self.adapter.rows, len(spec.primary_key)
+        named = self._execute_for(spec, select(*spec.primary_key, spec["reports_to"]).where(found))
+        for some in rows.batches(spec, [tuple(row) for row in named]):
+            keys = rows.key_in(spec, [row[:width] for row in some])
+            with translating(self.adapter, spec):
+                rows.count(self.session, spec, rows.by_key(spec, write(spec, and_(keys, still), values)))
+            yield from {row[width] for row in some if row[width] is not None}
+
+    def _execute_for(self, spec: QueueSpec, statement: Any) -> Any:
+        return self.adapter.rows.execute(self.session, spec, statement).all()
+
+    def _culprit(self, key: str) -> str:
+        """Return a text that names a failed member of a latch."""
+        for spec in self.flows.values():
+            failed = select(*spec.primary_key, spec["status"]).where(spec["reports_to"] == key, has_failed(spec))
+            for row in self._execute_for(spec, failed.limit(1)):
+                return f"{spec.entity.__name__} {key_text(tuple(row[:-1]))} was {row[-1]}"
+        broken = select(self.c.id, self.c.waits_for).where(self.c.reports_to == key, self.c.broken_at.is_not(None))
+        for part, source in self._execute(broken.limit(1)).all():
+            return self._culprit(source or part)
+        return "a task that it waits for has not been completed"
+
+    # -- closes latches again, for members that are made available again
+
+    def hold(self, ids: Collection[str]) -> None:
+        """Lock latches, whatever their state, so that they open neither before nor while their members change."""
+        self._lock(ids, skips=False)
+        if self.adapter.inspection.locks_elsewhere(self.session.connection(self.spec.bind_arguments)):
+            self._change(ids, changes=self.c.changes + _ONE)  # other nodes do not see the lock, but two writes conflict
+
+    def reopen(self, ids: Collection[str]) -> None:
+        """Close latches whose members are unfinished again, and those above; mend those without other failures, and
+        let the tasks wait again that their failures had ended."""
+        todo = set(ids)
+        while todo:
+            rows = self._lock(todo, or_(self.c.opened_at.is_not(None), self.c.broken_at.is_not(None)), skips=False)
+            counts, broken = self._count(rows), self._broken_below(rows)
+            mended = [
+                r for r in rows if r.broken_at is not None and not _is_failing(counts[r.id]) and r.id not in broken
+            ]
+            # of a latch that stays broken, a member that runs again changes nothing but that it is closed
+            closed = [row for row in rows if row.opened_at is not None]
+            self._change([row.id for row in closed], opened_at=null(), **dict.fromkeys(OUTCOMES, null()))
+            self._change([row.id for row in mended], broken_at=null())
+            changed = {row.id: row for row in (*closed, *mended)}
+            todo = self._above(changed.values())
+            todo |= self._revive(mended, COMPLETED) | self._revive(closed, SKIPPED)
+
+    def _broken_below(self, rows: Sequence[Any]) -> set[str]:
+        """Return those of these latches of which a member, or what they stand for, is a broken latch."""
+        found = set[str]()
+        for some in _parts([row.id for row in rows if ANY in row.members]):
+            broken = select(self.c.reports_to).where(self.c.reports_to.in_(some), self.c.broken_at.is_not(None))
+            found.update(self._execute(broken.distinct()).scalars())
+        sources = {row.waits_for: row.id for row in rows if row.waits_for is not None}
+        for some in _parts(list(sources)):
+            broken = select(self.c.id).where(self.c.id.in_(some), self.c.broken_at.is_not(None))
+            sick = set(self._execute(broken).scalars())
+            found.update(row.id for row in rows if row.waits_for in sick)
+        return found
+
+    def _revive(self, rows: Sequence[Any], when: str) -> set[str]:
+        above = set[str]()
+        for spec, ids in self._waiters(rows):
+            gone = and_(spec["status"] == state(Status.CANCELLED), spec["attempt"] == literal_column("0"))
+            found = and_(spec["waits_for"].in_(ids), spec["waits_when"] == when, gone)
+            above.update(self._write(spec, found, gone, revive_assignments(spec)))
+        return above
+
+    # -- adds latches
+
+    def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert latches.  Raises :class:`.DuplicateTaskError` if a key exists."""
+        defaults = dict.fromkeys(("reports_to", "waits_for"))
+        for start in range(0, len(rows), MOST):
+            some = [
+                {**defaults, "sealed": True, "members": [], "waiters": [], **row} for row in rows[start : start + MOST]
+            ]
+            try:
+                self.adapter.rows.execute(self.session, self.spec, insert(self.model.table), some)
+            except DBAPIError as error:
+                if not self.adapter.connections.is_duplicate(error):
+                    raise
+                text = f"there is a batch or an event with the key {some[0]['id']!r} already: keys are never used twice"
+                raise DuplicateTaskError(text, model=self.spec.entity) from error
+
+
+def _waits(spec: QueueSpec, ids: Collection[str], *whens: str) -> Criterion:
+    return and_(is_waiting(spec), spec["waits_for"].in_(list(ids)), spec["waits_when"].in_(whens))
+
+
+def has_failed(spec: QueueSpec) -> Criterion:
+    """Return whether a task is final without a success: discarded, or cancelled although it was needed."""
+    skipped = and_(spec["waits_when"].is_not(None), spec["waits_when"] == SKIPPED)
+    cancelled = and_(spec["status"] == state(Status.CANCELLED), ~skipped)
+    return or_(spec["status"] == state(Status.DISCARDED), cancelled)
+
+
+def _is_failing(counts: Counter[str]) -> bool:
+    return bool(counts["discarded"] or counts["cancelled"])
+
+
+def _add(counts: Counter[str], numbers: Iterable[int | None]) -> None:
+    counts.update({name: int(number or 0) for name, number in zip(("unfinished", *OUTCOMES), numbers, strict=True)})
+
+
+def _parts(ids: Iterable[str]) -> Iterator[list[str]]:
+    every = list(ids)
+    for start in range(0, len(every), MOST):
+        yield every[start : start + MOST]
+
+
+# -- looks: of an application's own loops, and of workers --------------------------------------------------------------
+
+
+def advance(session: AnySession, entity: type[QueueMixin]) -> int:
+    """Start the tasks, of all queues, that wait for others that have ended.  Returns how many batches and sets of
+    predecessors have ended thereby.
+
+    Workers do this themselves, right after they have settled tasks, and at each poll.  Call it in loops of your own,
+    after the commit that has settled tasks, in a transaction of its own; it locks no tasks that are running.
+    """
+    spec, session = spec_of(entity), session_of(session)
+    latches = Latches.of(session, spec, Access.SKIP)
+    hides = latches.adapter.inspection.hides_rows
+    if any(hides(session.connection(each.bind_arguments), each) for each in latches.flows.values()):
+        raise ArgumentError("advance() needs a session that sees all tasks, because of row-level security")
+    opened = 0
+    broken = latches.break_(latches.failing(None))
+    while found := latches.ripe(None):
+        look = latches.open(found)
+        opened += look.opened
+        if not look.opened:
+            break
+    return opened + len(broken)
+
+
+def prune_batches(
+    session: AnySession, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None
+) -> int:
+    """Forget batches, of all queues, that ended longer than ``older_than`` ago: by default, than the ``retention`` of
+    the model of latches.  Returns how many rows it has deleted, ``limit`` at the most.
+
+    Their tasks stay; :func:`prune` deletes these.
+    """
+    session, spec = session_of(session), spec_of(entity)
+    latches = Latches.of(session, spec, Access.CHANGE)
+    age = latches.model.options.retention if older_than is None else duration("older_than", older_than, zero=True)
+    if age is None:
+        return 0
+    if limit is not None:
+        count("limit", limit)
+    latch, parent = latches.model.table, latches.model.table.alias("parent")
+    closed = select(_ONE).where(parent.c.id == latch.c.reports_to, parent.c.opened_at.is_(None))
+    old = (latch.c.opened_at <= utcnow(-age), latches._first(closed).is_(None))
+    ids = list(latches._execute(select(latch.c.id).where(*old).limit(limit)).scalars())
+    for some in _parts(ids):
+        latches._execute(delete(latch).where(latch.c.id.in_(some), latch.c.opened_at.is_not(None)))
+    return len(ids)
+
+
+def is_held_by_batch(spec: QueueSpec) -> Criterion | None:
+    """Return whether a task reports to a latch that is closed; ``None`` if the queue's tasks cannot."""
+    found = latches_of(spec)
+    if found is None:
+        return None
+    latch = found.table
+    closed = select(_ONE).where(latch.c.id == spec["reports_to"], latch.c.opened_at.is_(None))
+    return closed.limit(1).correlate(spec.table).scalar_subquery().is_not(None)

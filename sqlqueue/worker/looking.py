@@ -1,0 +1,161 @@
+"""Looks at the latches of tasks that have ended: right after this worker's commits, and at all of them now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from ..model.companions import LatchTable, latches_of
+from ..operations.latches import MOST, Latches, Look
+from ..queue.spec import Identity, QueueSpec
+from ..transaction import Access
+from .context import WorkerContext
+from .database import Backoff, until_success
+from .deadlines import SHORTEST_MAINTENANCE
+from .jobs import Job
+from .threads import happens_within, soon
+
+R = TypeVar("R")
+SHORTEST, LONGEST = 0.004, 0.05
+"""Seconds between two looks that open nothing; they become rarer, as in the middle of a large batch."""
+SHARE, SWEEP_SHARE = 10, 100
+"""A look, or a sweep, is followed by a pause of this many times its duration."""
+MARGIN = timedelta(minutes=1)
+"""How much longer than the time between two sweeps a sweep looks back for failed members."""
+
+
+class _Found(NamedTuple):
+    """What a look without locks has found."""
+
+    ripe: list[str]
+    broken: set[str]
+
+
+class LatchWatch:
+    """Looks at the latches of one table.  The hints may come from any thread."""
+
+    def __init__(self, spec: QueueSpec, model: LatchTable, context: WorkerContext) -> None:
+        self._spec = spec
+        self._model = model
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._hints: dict[str, None] = {}
+        self._failed: defaultdict[QueueSpec, set[Identity]] = defaultdict(set)
+        self._some = asyncio.Event()
+        self._pause = 0.0
+        self._swept: float | None = None
+        """When the last sweep began."""
+        what = f"open the batches of {model.table.fullname}"
+        self._backoff = Backoff(what, context.reports, context.adapter(spec))
+
+    def note(self, job: Job) -> None:
+        """Take a job that has ended, and is committed, as a hint.  Thread-safe."""
+        latch = job.latch
+        if latch is not None:
+            if job.has_failed:
+                self._failed[job.handler.spec].add(job.claim.identity)
+            self._hints[latch] = None
+            if not self._some.is_set():
+                soon(self._loop, self._some.set)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        sweep = time.monotonic() + random.random()
+        while True:
+            await happens_within(self._some, max(0.0, sweep - time.monotonic()))
+            try:
+                if self._some.is_set():
+                    await self._look()
+                if time.monotonic() >= sweep:
+                    sweep = time.monotonic() + await self._sweep()
+            except Exception as error:
+                self._context.reports.chore_failed(f"looking at {self._model.table.fullname}", error)
+                await asyncio.sleep(LONGEST)
+
+    async def _look(self) -> None:
+        self._some.clear()
+        hints = dict.fromkeys(islice(tuple(self._hints), MOST))
+        failed = {spec: set(keys) for spec, keys in tuple(self._failed.items())}
+        for key in hints:
+            self._hints.pop(key, None)
+        for spec, keys in failed.items():
+            self._failed[spec] -= keys
+        begun = time.monotonic()
+        found = await self._transact(partial(_find, among=hints, failed=failed))
+        look = await self._open(found)
+        self._hints.update(dict.fromkeys(look.left))
+        # a look that opens something is followed by the next one at once, so that chains go on
+        longer = max(min(max(2 * self._pause, SHORTEST), LONGEST), SHARE * (time.monotonic() - begun))
+        self._pause = 0.0 if look.opened else longer
+        if self._hints:
+            self._some.set()
+        if self._pause:
+            await asyncio.sleep(self._pause)
+
+    async def _sweep(self) -> float:
+        """Look at all latches; return the pause until the next sweep in seconds."""
+        begun, before = time.monotonic(), self._swept
+        since = None if before is None else timedelta(seconds=begun - before) + MARGIN
+        found = await self._transact(partial(_find_all, since=since))
+        look = await self._open(found)
+        self._swept = begun
+        self._hints.update(dict.fromkeys(look.left))
+        if self._hints:
+            self._some.set()
+        if len(found.ripe) >= MOST and look.opened:
+            return 0.0
+        return max(self._context.poll.total_seconds(), SWEEP_SHARE * (time.monotonic() - begun))
+
+    async def _open(self, found: _Found) -> Look:
+        if not found.ripe and not found.broken:
+            return Look(0)
+        return await self._transact(partial(_open, found=found), Access.SKIP)
+
+    async def _transact(self, work: Callable[[Latches], R], access: Access = Access.READ) -> R:
+        spec = self._spec
+
+        def transact(session: Session) -> R:
+            latches = Latches.of(session, spec, access)
+            latches.begin()
+            return work(latches)
+
+        run = partial(self._context.database.run, transact, SHORTEST_MAINTENANCE)
+        return await until_success(run, self._backoff)
+
+
+def _find(latches: Latches, among: Collection[str], failed: Mapping[QueueSpec, Collection[Identity]]) -> _Found:
+    return _Found(latches.ripe(among), latches.of_failed(failed))
+
+
+def _find_all(latches: Latches, since: timedelta | None) -> _Found:
+    return _Found(latches.ripe(None), latches.failing(since))
+
+
+def _open(latches: Latches, found: _Found) -> Look:
+    above = latches.break_(found.broken)
+    opened, left = latches.open(found.ripe)
+    return Look(opened, left | above)
+
+
+def watches_of(context: WorkerContext) -> list[LatchWatch]:
+    """Return a watch for each table of latches of the worker's queues, which the jobs in flight give their hints."""
+    found: dict[tuple[Engine, LatchTable], LatchWatch] = {}
+    by_spec: dict[QueueSpec, LatchWatch] = {}
+    for spec in context.specs:
+        model = latches_of(spec)
+        if model is not None:
+            place = context.database.engine(spec), model
+            by_spec[spec] = found.setdefault(place, found.get(place) or LatchWatch(spec, model, context))
+    if by_spec:
+        context.in_flight.on_end = lambda job: by_spec[job.handler.spec].note(job) if job.latch is not None else None
+    return list(found.values())

@@ -1,0 +1,303 @@
+"""Batches and workflows: what waits for the ends of others starts once, when it should, whoever ends them at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Identity, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import (
+    ArgumentError,
+    Cause,
+    ConfigurationError,
+    DuplicateTaskError,
+    FlowMixin,
+    QueueOptions,
+    RecurringMixin,
+    claim_of,
+)
+from sqlqueue.operations.latches import Latches
+from sqlqueue.transaction import Access
+from tests.support.flows import Latch, Note, Page, flow
+from tests.support.harness import Database
+
+__all__ = ["flow"]
+
+ROUNDS = int(os.environ.get("SQLQUEUE_TEST_ROUNDS", "5"))
+"""How often two transactions meet at a barrier; raise it after changes of locks."""
+
+
+def ends(db: Database, *models: Any) -> dict[str, str]:
+    with db.engine.connect() as connection:
+        rows = [row for model in models or (Page, Note) for row in connection.execute(select(model.name, model.status))]
+    return dict(map(tuple, rows))
+
+
+def work(db: Database, *failing: str, models: Iterable[Any] = (Page, Note)) -> list[str]:
+    """Run tasks in a loop until none is left; return their names in order."""
+    ran: list[str] = []
+    while True:
+        started = db.committed.advance(Page)
+        with db.begin() as session:
+            task = next(filter(None, (session.claim(model) for model in models)), None)
+            if task is None:
+                if not started:
+                    return ran
+                continue
+            ran.append(task.name)
+            if task.name in failing:
+                session.discard(task, "boom")
+            else:
+                session.complete(task)
+
+
+def opens(session: Any, *keys: str) -> int:
+    """Open these latches, as a look does that has found them ripe."""
+    return Latches.of(session, Page.__queue_spec__, Access.SKIP).open(keys).opened
+
+
+def three_pages(db: Database, key: str) -> None:
+    with db.begin() as session, session.batch(key) as batch:
+        batch.add(Page, [{"name": "a"}, {"name": "b"}])
+        batch.add(Page(name="c"))
+        for when in ("completed", "failed", "final"):
+            batch.then(Note(name=when), when=when)
+
+
+@pytest.mark.asyncio_everywhere
+def test_callbacks_of_a_batch(flow: Database) -> None:
+    three_pages(flow, "import")
+    assert set(work(flow)[:3]) == {"a", "b", "c"}
+    found = ends(flow, Note)
+    assert found == {"completed": "completed", "failed": "cancelled", "final": "completed"}
+    with flow.begin() as session:
+        latch = session.get(Latch, "import")
+        assert (latch.completed, latch.discarded, latch.broken_at) == (3, 0, None)
+        skipped = session.scalar(select(Note).where(Note.name == "failed"))
+        assert (skipped.error, skipped.waits_when) == (None, "skipped")
+
+
+@pytest.mark.asyncio_everywhere
+def test_callbacks_of_a_batch_with_a_failure_and_after_its_retry(flow: Database) -> None:
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "a"), "boom")
+    flow.committed.advance(Page)
+    assert ends(flow, Note) == {"completed": "cancelled", "failed": "available", "final": "waiting"}
+    with flow.begin() as session:
+        error = session.scalar(select(Note.error).where(Note.name == "completed"))
+        number = session.scalar(select(Page.id).where(Page.name == "a"))
+    assert error == f"not run: Page {number} was discarded"
+    assert Counter(work(flow)) == Counter({"b": 1, "c": 1, "failed": 1, "final": 1})
+    assert flow.committed.retry(Page) == 1
+    assert ends(flow, Note) == {"completed": "waiting", "failed": "completed", "final": "completed"}
+    assert Counter(work(flow)) == Counter({"a": 1, "completed": 1})
+
+
+@pytest.mark.one_engine
+def test_batches_without_members_and_with_wrong_ones(flow: Database) -> None:
+    with flow.begin() as session, session.batch("empty") as batch:
+        batch.then(Note(name="x"))
+        batch.then(Note(name="y"), when="failed")
+    assert ends(flow) == {"x": "available", "y": "cancelled"}
+    with (
+        pytest.raises(DuplicateTaskError, match="'empty' already"),
+        flow.begin() as session,
+        session.batch("empty") as batch,
+    ):
+        batch.add(Page(name="z"))
+    with flow.begin() as session, session.batch() as batch:
+        page = batch.add(Page())
+        for wrong, text in (({"after": Page()}, "added to this batch before"), ({"when": "ended"}, "give one of")):
+            with pytest.raises(ArgumentError, match=text):
+                batch.add(Page(), **wrong)
+        with pytest.raises(ArgumentError, match="in this batch already"):
+            batch.add(page)
+        with pytest.raises(ArgumentError, match="no status and no time"):
+            batch.add(Page, [{"status": "scheduled"}])
+    with pytest.raises(ArgumentError, match="has ended"):
+        batch.add(Page())
+    for key in ("a/b", "", "x" * 181):
+        with pytest.raises(ArgumentError), flow.begin() as session, session.batch(key):
+            pass
+    with flow.begin() as session, session.batch("kept") as batch:
+        session.add(Page(name="plain"))
+    assert work(flow) == ["", "plain", "x"]
+
+
+def test_models_that_cannot_have_batches() -> None:
+    class Lone(DeclarativeBase):
+        pass
+
+    class Single(FlowMixin, Lone):
+        __tablename__ = "single"
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+    from sqlqueue import QueueSession
+
+    with (
+        pytest.raises(ConfigurationError, match=r"class QueueLatch\(LatchMixin, Base\)"),
+        QueueSession() as session,
+        session.batch() as batch,
+    ):
+        batch.add(Single())
+    with pytest.raises(ConfigurationError, match="never ends"):
+        type("Again", (FlowMixin, RecurringMixin, Lone), {"__tablename__": "again"})
+    with pytest.raises(ConfigurationError, match="would delete the ends"):
+        type("Gone", (FlowMixin, Lone), {"__tablename__": "gone", "__queue__": QueueOptions(on_complete="delete")})
+
+
+LEVELS = {
+    "postgresql": ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"),
+    "mysql": ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"),
+    "mariadb": ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"),
+}
+
+
+@pytest.mark.sync_only
+def test_two_last_members_that_end_at_once(flow: Database) -> None:
+    """Each transaction looks only after its commit, as workers do."""
+    for level in LEVELS.get(flow.case.name, ("SERIALIZABLE",)):
+        engine = flow.variant(isolation_level=level)
+        for number in range(ROUNDS):
+            key = f"{level} {number}"
+            with flow.begin() as session, session.batch(key) as batch:
+                batch.add(Page, [{"name": "a"}, {"name": "b"}])
+                batch.then(Note(name=key))
+            barrier, opened = threading.Barrier(2), list[int]()
+
+            def end(barrier: threading.Barrier = barrier, opened: list[int] = opened, db: Database = engine) -> None:
+                with db.session() as session:
+                    task = session.claim(Page)
+                    session.commit()
+                    barrier.wait(30)
+                    session.complete(claim_of(task))
+                    session.commit()
+                opened.append(flow.committed.advance(Page))
+
+            threads = [threading.Thread(target=end) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sum(opened) == 1, (level, number)
+            assert ends(flow, Note)[key] == "available"
+
+
+@pytest.mark.sync_only
+def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database) -> None:
+    """The last member has just failed, and a look has found the latch ripe when the member is retried."""
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+        batch.then(Note(name="end"), when="final")
+    with flow.begin() as session:
+        session.discard(session.claim(Page), "boom")
+    if flow.case.one_writer:
+        flow.committed.retry(Page)
+    else:
+        with flow.begin() as session:
+            assert session.retry(Page) == 1
+            with flow.begin() as other:
+                assert opens(other.sync_session, "import") == 0, "the retry has not locked the latch"
+    with flow.begin() as other:
+        assert opens(other.sync_session, "import") == 0, "the look has not counted again under the lock"
+    assert work(flow) == ["a", "end"]
+
+
+@pytest.mark.sync_only
+def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+    assert flow.committed.prune(Page, timedelta(0)) == 0
+    work(flow)
+    assert flow.committed.prune_batches(Page) == 0
+    assert flow.committed.prune(Page, timedelta(0)) == 3
+    assert flow.committed.prune_batches(Page, timedelta(0)) == 1
+
+
+@pytest.mark.sync_only
+def test_a_process_that_lacks_a_model_opens_nothing(flow: Database) -> None:
+    three_pages(flow, "import")
+    flow.execute(update(Latch).values(waiters=["flow_note", "another_table"]))
+    assert work(flow) == ["a", "b", "c"]
+    assert set(ends(flow, Note).values()) == {"waiting"}
+
+
+@pytest.mark.one_engine
+def test_a_user_who_cancels_a_waiting_task_takes_it_out(flow: Database) -> None:
+    three_pages(flow, "import")
+    assert flow.committed.cancel(Note, Note.name == "completed") == 1
+    work(flow, "a")
+    flow.committed.retry(Page)
+    assert work(flow) == ["a"]
+    assert ends(flow, Note)["completed"] == "cancelled"
+
+
+@pytest.mark.one_engine
+def test_why_a_task_waits(flow: Database) -> None:
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        note = session.scalar(select(Note).where(Note.name == "completed"))
+        (reason,) = session.why(note).reasons
+    assert (reason.cause, reason.text) == (Cause.WAITS, "it waits for 'import', until all of it is completed")
+
+
+# -- graphs, compared with a model in Python --------------------------------------------------------------------------
+
+
+def expected(graph: dict[str, tuple[list[str], str]], failing: set[str]) -> dict[str, str]:
+    """Return how each task ends; `graph` names the predecessors and the condition of each, in order."""
+    found: dict[str, str] = {}
+    for name, (after, when) in graph.items():
+        failed = any(found[each] in ("discarded", "cancelled") for each in after)
+        runs = not after or when == "final" or failed == (when == "failed")
+        ended = "discarded" if name in failing else "completed"
+        found[name] = ended if runs else "skipped" if when == "failed" else "cancelled"
+    return found
+
+
+def ended(db: Database) -> dict[str, str]:
+    with db.engine.connect() as connection:
+        rows = connection.execute(select(Page.name, Page.status, Page.waits_when)).all()
+    return {name: "skipped" if when == "skipped" else status for name, status, when in rows}
+
+
+def test_random_graphs_end_as_a_model_says_and_so_after_a_retry(flow: Database) -> None:
+    rng = random.Random(7)
+    for number in range(ROUNDS):
+        names = [f"{number}.{each}" for each in range(rng.randrange(2, 12))]
+        graph = {
+            name: (rng.sample(names[:n], min(n, rng.choice((0, 1, 1, 2, 3)))), rng.choice(_WHENS))
+            for n, name in enumerate(names)
+        }
+        with flow.begin() as session, session.batch(f"graph {number}") as batch:
+            tasks: dict[str, Any] = {}
+            for name, (after, when) in graph.items():
+                tasks[name] = batch.add(Page(name=name), after=[tasks[each] for each in after], when=when)
+        failing = set(rng.sample(names, len(names) // 3))
+        work(flow, *failing, models=[Page])
+        told = {name: status for name, status in ended(flow).items() if name in graph}
+        assert told == expected(graph, failing), (graph, failing)
+        # what a failure has started stays; the rest is as if there had been none
+        started = {name for name in names if graph[name][1] == "failed" and told[name] in ("completed", "discarded")}
+        flow.committed.retry(Page, Page.name.in_(names))
+        work(flow, models=[Page])
+        again = expected(graph, set())
+        told = {name: status for name, status in ended(flow).items() if name in graph}
+        for name in names:
+            if graph[name][1] != "failed" or not graph[name][0]:
+                assert told[name] in ("completed", again[name]), (name, graph, failing)
+        assert not started & {name for name, status in told.items() if status == "skipped"}
+        assert "waiting" not in told.values()
+
+
+_WHENS = ("completed", "completed", "failed", "final")
