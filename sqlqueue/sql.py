@@ -656,10 +656,18 @@ class Lanes:
     """The keys, if the criteria list them."""
     place: Hashable
     """What distinguishes the keys from those of other picks of the queue."""
+    order: tuple[Ordering, ...]
+    """The order of the keys in the index."""
     has_all: bool
     """Whether all rows are in the lanes: no criteria leave any out."""
     ordered: Pick
-    """The same rows in order, without lanes."""
+    """The same rows in order, without lanes; if only the first of a lane may be claimed, those that may be first."""
+    run: int | None = None
+    """How many rows of a lane may be claimed, one after another from the first unfinished one; any, if ``None``."""
+    free: Criterion | None = None
+    """Whether a row may be claimed if those before it in its lane are final, or claimed with it."""
+    is_of_one: bool = False
+    """Whether the criteria name a row by its primary key, which may be claimed only if it is the first of its lane."""
     made: StatementCache = field(default_factory=StatementCache, init=False, repr=False)
 
 
@@ -691,6 +699,8 @@ class Pick:
     def without(self, keys: Criterion) -> Pick:
         """Return a copy without the rows with ``keys``: SKIP LOCKED does not skip the transaction's own locks."""
         lanes = self.lanes and replace(self.lanes, ordered=self.lanes.ordered.without(keys))
+        if lanes is not None and lanes.free is not None:  # these rows still come before others in their lanes
+            return replace(self, lanes=replace(lanes, free=and_(lanes.free, ~keys)))
         return replace(self, where=(*self.where, ~keys), lanes=lanes)
 
     def lane(self, of: Criterion, limit: int) -> Pick:
@@ -700,8 +710,8 @@ class Pick:
     def keys(self, after: Criterion, limit: int) -> Pick:
         """Return the first rows by their keys, which ``after`` compares; not all of them may be claimable."""
         lanes: Any = self.lanes
-        order = (Ordering(lanes.column),)
-        return replace(self, state=self.state[:1], where=(*lanes.within, after), order=order, limit=limit, lanes=None)
+        where = (*lanes.within, after)
+        return replace(self, state=self.state[:1], where=where, order=lanes.order, limit=limit, lanes=None)
 
     @property
     def parts(self) -> Sequence[Pick]:
@@ -819,12 +829,78 @@ def _in_turns(pick: Pick) -> Pick:
         within=within,
         listed=() if listed_keys is None else listed(listed_keys),
         place=(tuple(partition), values),
+        order=(Ordering(column),),
         has_all=len(fixed) == len(pick.where),
         ordered=pick,
     )
     order = tuple(term for term in pick.order if term.column is not column)
     index = spec.index_name("claim", [*partition, column])
     return replace(pick, where=where, order=order, index=index, divided=divided, exact=False, lanes=lanes)
+
+
+def sequential_picks(
+    spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = (), *, run: int = 1
+) -> tuple[Step]:
+    """Return the single step of a claim of a queue whose keys keep their order: of each key, its first unfinished row
+    and those that follow it, ``run`` rows at most."""
+    if order_by:
+        raise ArgumentError(
+            f"order_by: tasks of {spec.entity.__name__} start in the order of {spec.options.sequential}, and of their"
+            " primary keys"
+        )
+    if where or spec.shares_table:
+        return (_in_sequence(spec, where, run),)
+    return (spec.made.get(("sequential pick", run), lambda: _in_sequence(spec, (), run)),)
+
+
+def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
+    column: Any = spec.sequence
+    (named,) = named_picks(spec, where)
+    may_be_first = named(1)
+    terms = may_be_first.where
+    fixed = [term for term in terms if fixes([term], column)]
+    listed_keys = fixed[:1] or [term for term in [listing(terms, [column])[1]] if term is not None]
+    lanes = Lanes(
+        column=column,
+        within=(),
+        listed=[value for term in listed_keys for value in (listed(term) or given(term, column))],
+        place="sequence",
+        order=(Ordering(spec["finished_at"]), Ordering(column)),
+        has_all=not terms,
+        ordered=may_be_first,
+        run=run,
+        is_of_one=all(fixes(terms, each) for each in spec.primary_key),
+        free=and_(
+            *may_be_first.state, *terms, *(() if spec.options.continue_on_discarded else (_nothing_holds(spec),))
+        ),
+    )
+    pick = Pick(
+        spec=spec,
+        state=(spec["finished_at"].is_(None),),
+        where=(),
+        order=spec.sequence_order,
+        limit=1,
+        index=spec.index_name("order"),
+        exact=False,
+        takes_over=True,
+        lanes=lanes,
+    )
+    return lru_cache(CACHE_SIZE)(lambda limit: replace(pick, limit=limit))
+
+
+def _nothing_holds(spec: QueueSpec) -> Criterion:
+    """Return the criterion that no earlier row of the same key is discarded."""
+    earlier, column = spec.table.alias("earlier"), spec.sequence
+    of: Any = column
+    (number,) = (key for key in spec.primary_key if key is not column)
+    conditions = (
+        earlier.c[spec["status"].name] == state(Status.DISCARDED),
+        earlier.c[of.name] == of,
+        earlier.c[number.name] < number,
+    )
+    # a scalar subquery, since engines turn NOT EXISTS into a join, which pairs all rows of a key with each other
+    one: Select[Any] = select(literal_column("1")).where(*conditions).limit(1)
+    return one.correlate_except(earlier).scalar_subquery().is_(None)
 
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:

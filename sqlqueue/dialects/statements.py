@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Table,
     Update,
     bindparam,
+    case,
     insert,
     literal_column,
     or_,
@@ -714,7 +716,7 @@ class Rows(ABC):
                 left = {key: left[key][room:] for key, room in wanted.items()}
                 seen.update(some)
                 for part in self.batches(pick.spec, list(some)):
-                    for each in self._lock_some(session, request, part):
+                    for each in self.lock_some(session, request, part):
                         found[some[each]].append(each)
                 wanted = {key: room for key in wanted if (room := shares[key] - len(found[key]))}
             wanted = {key: wanted[key] for key in full if key in wanted}
@@ -722,13 +724,23 @@ class Rows(ABC):
         turns = [each for each in chain(*zip_longest(*found.values())) if each is not None]
         return self.write_locked(session, request, turns), {key: len(taken) for key, taken in found.items()}
 
-    def _lock_some(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> Sequence[Identity]:
+    def lock_some(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> Sequence[Identity]:
+        """Lock the rows that are not locked and still match; return them.  Where only one session writes, all match."""
         if self.connections.one_writer:
             return keys
         return self.lock_keys(session, request.pick, keys, len(keys), locks_only=not request.assignments)
 
-    def _first_rows(self, session: Session, pick: Pick, keys: Sequence[Any], number: int) -> dict[Any, list[Identity]]:
-        """Return the primary keys of the first ``number`` rows of each lane, locked or not."""
+    def free_rows(self, session: Session, pick: Pick, keys: Sequence[Any], number: int) -> dict[Any, list[Identity]]:
+        """Return the primary keys of the first ``number`` rows of each lane, up to the first one that is not free."""
+        lanes: Any = pick.lanes
+        free = case((lanes.free, literal_column("1")), else_=literal_column("0")).label("free")
+        rows = self._first_rows(session, pick, keys, number, free)
+        return {key: [row[:-1] for row in takewhile(itemgetter(-1), some)] for key, some in rows.items()}
+
+    def _first_rows(
+        self, session: Session, pick: Pick, keys: Sequence[Any], number: int, *also: ColumnElement[Any]
+    ) -> dict[Any, list[Identity]]:
+        """Return the primary keys of the first ``number`` rows of each lane, locked or not, and their ``also``."""
         given = [key for key in keys if key is not None]
         searched = _sized(given)
         unkeyed = len(given) < len(keys)
@@ -738,11 +750,12 @@ class Rows(ABC):
             of = [column.is_(None)] if unkeyed else []
             of += [column == bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
             lanes = [pick.lane(criterion, number) for criterion in of]
+            columns = [*pick.spec.primary_key, *also]
             if len(lanes) == 1:
-                return self.select_candidates(lanes[0], *pick.spec.primary_key)
+                return self.select_candidates(lanes[0], *columns)
             return merged(
                 lambda wanted: (self.select_candidates(each, *wanted) for each in lanes),
-                pick.spec.primary_key,
+                columns,
                 pick.order,
                 apart=True,
             )

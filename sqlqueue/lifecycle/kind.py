@@ -58,6 +58,8 @@ class Cause(StrEnum):
     """The maximum number of tasks with its ``limit_key`` are running."""
     KEY_ORDER = "key-order"
     """Other tasks with the same key come first."""
+    KEY_HELD = "key-held"
+    """An earlier task with the same key was discarded, and holds its key: see ``QueueOptions(sequential=...)``."""
     UNCOMMITTED = "uncommitted"
     """Only the calling transaction sees the row, which it has inserted."""
     LOCKED = "locked"

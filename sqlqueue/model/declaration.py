@@ -38,7 +38,7 @@ from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kind
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
 from ..queue.spec import Criterion, QueueSpec
-from ..sql import aware, is_available, is_due, utcdefault, utcinsertion, utcnow
+from ..sql import aware, is_available, is_due, state, utcdefault, utcinsertion, utcnow
 
 # -- the columns of every queue, by role, and the checks of their values ----------------------------------------------
 
@@ -171,7 +171,17 @@ def attach_indexes(spec: QueueSpec) -> None:
 
 def kind_indexes(spec: QueueSpec) -> list[KindIndex]:
     """Return the indexes that the queue's kinds add."""
-    return [index for kind in kinds_of(spec) for index in kind.indexes(spec)]
+    return [*_sequence_indexes(spec), *(index for kind in kinds_of(spec) for index in kind.indexes(spec))]
+
+
+def _sequence_indexes(spec: QueueSpec) -> Iterator[KindIndex]:
+    """Yield the indexes that find the first unfinished task of each key, and the discarded ones that hold their key."""
+    if spec.sequence is None:
+        return
+    yield KindIndex("order", [term.column for term in spec.sequence_order], spec["finished_at"].is_(None))
+    if not spec.options.continue_on_discarded:
+        held = dict.fromkeys([spec["status"], spec.sequence, *spec.primary_key])
+        yield KindIndex("held", list(held), spec["status"] == state(Status.DISCARDED))
 
 
 def _index(
@@ -356,8 +366,8 @@ def _divisions(cls: type[Any], roles: Container[str]) -> tuple[str, ...]:
 
 
 def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -> None:
-    fair: str | None = cls.__queue__.fair
-    for option, names in (("partitions", cls.__queue__.partitions), ("fair", () if fair is None else (fair,))):
+    keys = {option: name for option in ("fair", "sequential") if (name := getattr(cls.__queue__, option)) is not None}
+    for option, names in (("partitions", cls.__queue__.partitions), *((each, (name,)) for each, name in keys.items())):
         for name in names:
             column = mapper.columns.get(name)
             if column is None or column.table is not table:
@@ -365,13 +375,22 @@ def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -
                     f"{cls.__name__}: {option} names {name!r}, which is not a column of {table}: name its attributes",
                     model=cls,
                 )
-    kind = None if fair is None else mapper.columns[fair].type
-    if kind is not None and (not kind.hashable or (isinstance(kind, Enum) and kind.native_enum)):
-        raise ConfigurationError(
-            f"{cls.__name__}: fair names {fair!r}, whose type {kind!r} does not have one order on every engine: use a"
-            " number, a string or a UUID",
-            model=cls,
-        )
+    for option, name in keys.items():
+        kind = mapper.columns[name].type
+        if not kind.hashable or (isinstance(kind, Enum) and kind.native_enum):
+            raise ConfigurationError(
+                f"{cls.__name__}: {option} names {name!r}, whose type {kind!r} does not have one order on every engine:"
+                " use a number, a string or a UUID",
+                model=cls,
+            )
+    if "sequential" in keys:
+        numbers = [column for column in table.primary_key if column is not mapper.columns[keys["sequential"]]]
+        if len(numbers) != 1 or not isinstance(numbers[0].type, Integer):
+            raise ConfigurationError(
+                f"{cls.__name__}: sequential= orders tasks by their primary key, which must ascend: let it be one"
+                " integer that the server generates, besides the column that sequential= names",
+                model=cls,
+            )
 
 
 def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str], inherited: QueueSpec | None) -> None:
@@ -383,9 +402,10 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
     elif missing:
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
-        problem = "it inherits its columns, order, fair share, slots and stages; set them on the base class"
-    elif cls.__queue__.fair is not None and not {"limit_key", "message_key", "slot_key"}.isdisjoint(_attributes(cls)):
-        problem = "fair= is not for LimitMixin, OutboxMixin and SlotMixin, whose claims have rules of their own"
+        problem = "it inherits its columns, order, keys, slots and stages; set them on the base class"
+    elif _has_keys(cls.__queue__) and not {"limit_key", "message_key", "slot_key"}.isdisjoint(_attributes(cls)):
+        option = "sequential" if cls.__queue__.fair is None else "fair"
+        problem = f"{option}= is not for LimitMixin, OutboxMixin and SlotMixin, whose claims have rules of their own"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":
@@ -397,11 +417,18 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
 
 
 def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
-    """Return whether ``options`` change columns, order, fair share, slots or stages, which the table fixes."""
+    """Return whether ``options`` change columns, order, keys, slots or stages, which the table fixes."""
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
     order = options.order_by and options.order_by is not inherited.order_by
-    kept = options.stages == inherited.stages and options.slots is inherited.slots and options.fair == inherited.fair
+    kept = all(
+        getattr(options, name) == getattr(inherited, name)
+        for name in ("stages", "slots", "fair", "sequential", "continue_on_discarded")
+    )
     return bool(columns or order or not kept)
+
+
+def _has_keys(options: QueueOptions) -> bool:
+    return options.fair is not None or options.sequential is not None
 
 
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:

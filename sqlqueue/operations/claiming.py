@@ -47,6 +47,7 @@ from ..sql import (
     is_token_of_worker,
     named_picks,
     picks,
+    sequential_picks,
     utcnow,
     write,
 )
@@ -66,6 +67,7 @@ from ..transaction import (
     session_of,
 )
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
+from .sequence import claim_in_sequence
 from .settling import EXPIRY, complete, fail, settle_some
 from .turns import Rotation, claim_in_turns, rotation_of
 
@@ -101,7 +103,8 @@ class ClaimQuery:
         self.where = where
         self.order = order
         self.options = options
-        self.steps: tuple[Step, ...] = steps or (picks if spec.fair is None else fair_picks)(spec, where, order)
+        ways = sequential_picks if spec.sequence is not None else picks if spec.fair is None else fair_picks
+        self.steps: tuple[Step, ...] = steps or ways(spec, where, order)
         self.rotations: dict[Any, Rotation] = {}
         """The rotations of these claims, if their criteria leave out rows of a key of a fair queue."""
 
@@ -298,7 +301,8 @@ class ClaimCall:
     def _end_following(self, query: ClaimQuery) -> int:
         """Cancel those of the next tasks that have expired; return how many."""
         spec, adapter, number = query.spec, open_(self.session, query.spec), 0
-        for step in query.steps:
+        # an expired task waits for no earlier one
+        for step in query.steps if spec.sequence is None else picks(spec, query.where):
             pick = step(AT_ONCE)
             if pick.lanes is not None:
                 pick = replace(pick.lanes.ordered, limit=AT_ONCE)
@@ -381,7 +385,11 @@ class ClaimCall:
                 records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
                 claim = partial(_claim_recorded, adapter) if records else adapter.rows.lock_and_write
                 if pick.lanes is not None:
-                    claim = partial(claim_in_turns, adapter, rotation_of(session, pick, query.rotations))
+                    rotation = rotation_of(session, pick, query.rotations)
+                    claim = partial(claim_in_turns, adapter, rotation)
+                    if pick.lanes.free is not None:
+                        writing = partial(_write_recorded, adapter) if records else adapter.rows.write_locked
+                        claim = partial(claim_in_sequence, adapter, rotation, writing)
                 taken = claim(session, request)
                 if not request.unreadable:
                     tasks += taken
@@ -402,9 +410,15 @@ def _claim_recorded(adapter: Adapter, session: Session, request: ClaimRequest) -
 
     The rows are locked first: afterwards they show only the new claim.
     """
+    return _write_recorded(adapter, session, request, adapter.rows.lock(session, request.pick))
+
+
+def _write_recorded(
+    adapter: Adapter, session: Session, request: ClaimRequest, identities: Sequence[Identity]
+) -> list[Any]:
     pick, tasks = request.pick, list[Any]()
     spec = pick.spec
-    for some in adapter.rows.batches(spec, adapter.rows.lock(session, pick)):
+    for some in adapter.rows.batches(spec, identities):
         named = adapter.rows.key_in(spec, some)
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
         chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)

@@ -621,6 +621,8 @@ def _makes_claimable(
     if settlement.record is None:
         return False
     outcome = settlement.record.outcome
+    if spec.sequence is not None:  # the next task of its key was waiting
+        return True
     if settlement.status is Status.AVAILABLE or any(kind.announces(spec, outcome) for kind in kinds_of(spec)):
         return True
     if not spec.has_unique_keys or settlement.status in (Status.CANCELLED, Status.SCHEDULED):

@@ -141,12 +141,15 @@ class Rotation:
         spec, last, lanes = self._spec, self._last, pick.lanes
         is_new = last is _NOBODY
         start = self.keys.some() if is_new else EDGE if last is None else last  # NULL follows the edge
-        if lanes is not None and lanes.listed:
+        if lanes is not None and lanes.is_of_one:
+            keys = adapter.rows.values(session, spec, lanes.ordered.where, [lanes.column]) or []
+            is_whole = True
+        elif lanes is not None and lanes.listed:
             place = lanes.listed.index(last) + 1 if last in lanes.listed else 0
             keys, is_whole = [*lanes.listed[place:], *lanes.listed[:place]], True
         else:
             keys, is_whole = self.keys.after(adapter, session, pick, start, LANES if is_new else self._visits(room))
-            if EDGE in keys and spec.fair is not None and spec.fair.nullable:
+            if EDGE in keys and lanes is not None and lanes.column.nullable:
                 keys.insert(keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
         first = random.randrange(len(turns) or 1) if is_new else 0  # processes that end soon begin with different keys
@@ -200,6 +203,12 @@ class Rotation:
         self._last = turn.key
         if self._is_whole:
             self._ring.append(turn)
+
+    def return_to(self, key: Any) -> None:
+        """Go on after ``key``: the later ones have not had their turn."""
+        with self._lock:
+            self._ring.clear()
+            self._last, self._visited = key, _NOBODY
 
     def run_out(self, key: Any) -> None:
         """Let a key that has no more tasks wait until it is read again."""

@@ -192,6 +192,8 @@ class Poll(NamedTuple):
     """The time until a claim may find a task: zero if it may now, ``None`` if no task is waiting."""
     early: bool
     """Whether tasks are ``available`` with a later time, see :func:`postpone`.  Unknown if a task can be claimed."""
+    later: timedelta | None
+    """How long it takes until a task that is not ``available`` comes due; ``None`` if there is none."""
 
 
 def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
@@ -212,7 +214,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
     except Exception as error:
         if not adapter.connections.is_of_row(error):
             raise
-        return Poll(timedelta(0), early=False)  # a time that cannot be read, such as text or February 30
+        return Poll(timedelta(0), early=False, later=None)  # a time that cannot be read, such as text or February 30
     return _result(*row)
 
 
@@ -245,8 +247,9 @@ def _moments(adapter: Adapter, ready: Pick, waiting: Pick) -> tuple[ColumnElemen
 
 
 def _result(available: datetime | None, scheduled: datetime | None, now: datetime) -> Poll:
-    waits = [max(each - now, timedelta(0)) for each in (available, scheduled) if each is not None]
-    return Poll(min(waits, default=None), early=available is not None and available > now)
+    first, later = (None if each is None else max(each - now, timedelta(0)) for each in (available, scheduled))
+    waits = [each for each in (first, later) if each is not None]
+    return Poll(min(waits, default=None), early=available is not None and available > now, later=later)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from .._support.engines import has_one_connection, separate_session
@@ -18,7 +18,7 @@ from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import WorkerState, history_of, worker_table
 from ..model.declaration import QueueMixin
 from ..queue.options import EXPIRED, FINAL, AttemptOutcome, Status
-from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
+from ..queue.spec import QUEUE_ROLES, Criterion, Identity, Ordering, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
     REACH,
@@ -26,10 +26,12 @@ from ..sql import (
     UTCDateTime,
     before,
     capped_count,
+    counts_before,
     ended,
     is_token_of_worker,
     picks,
     representable,
+    state,
     utcnow,
 )
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
@@ -94,7 +96,7 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
 
 
 def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identity) -> SeenTask | None:
-    share = () if spec.fair is None else (spec.fair,)
+    share = [column for column in (spec.fair, spec.sequence) if column is not None]
     order = (term.column for term in spec.ready_order)
     columns = dict.fromkeys([*spec.columns.values(), *spec.primary_key, *order, *share])
     read = (representable(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
@@ -137,6 +139,7 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
     obstacles = [
         *_obstacles(session, seen),
         *(reason for kind in kinds_of(seen.spec) for reason in kind.hindrances(adapter, session, seen)),
+        *_sequence(session, adapter, seen),
         *_order(session, adapter, seen),
     ]
     return [
@@ -284,9 +287,54 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
     return Reason(cause=Cause.LOCKED, text=f"its row is locked by {whose}", by=owner)
 
 
+def _sequence(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:
+    """Yield the reasons why a task of a queue whose keys keep their order is not the first of its key."""
+    spec = seen.spec
+    if spec.sequence is None or (key := seen.columns[spec.sequence]) is None:
+        return
+    order = [Ordering(column) for column in spec.primary_key if column is not spec.sequence]
+    same = spec.sequence == key
+    earlier = and_(same, or_(*before(order, seen.columns)))
+    first = Pick(
+        spec=spec,
+        state=(spec["finished_at"].is_(None),),
+        where=(earlier,),
+        order=spec.sequence_order,
+        limit=1,
+        index=spec.index_name("order"),
+        exact=True,
+    )
+    look = adapter.rows.select_candidates
+    shown = (spec["status"], spec["claimed_by"], representable(spec["available_at"]))
+    found = adapter.rows.execute(session, spec, look(first, *shown, *spec.primary_key)).first()
+    if found is not None:
+        status, holder, moment, *identity = tuple[Any, ...](found)
+        counts = counts_before(spec, order, seen.columns, same, spec["finished_at"].is_(None))
+        ahead = sum(adapter.rows.execute(session, spec, counts).one())
+        others = f", and {ahead - 1:,} more before this one" if ahead > 1 else ""
+        doing = _doing(status, holder, moment, seen.now)
+        text = f"task {key_text(tuple(identity))} with its key {key!r} comes first: {doing}"
+        yield Reason(cause=Cause.KEY_ORDER, text=f"{text}{others}", ahead=ahead)
+    if spec.options.continue_on_discarded:
+        return
+    held = replace(first, state=(spec["status"] == state(Status.DISCARDED),), order=(), index=spec.index_name("held"))
+    letter = adapter.rows.execute(session, spec, look(held, *spec.primary_key)).first()
+    if letter is not None:
+        text = f"task {key_text(tuple(letter))} with its key {key!r} was discarded and holds it: retry it"
+        yield Reason(cause=Cause.KEY_HELD, text=text)
+
+
+def _doing(status: str, holder: str | None, moment: datetime, now: datetime) -> str:
+    """Return what the first task of a key is doing."""
+    if status == Status.RUNNING:
+        return f"it is running on {holder}" if moment > now else f"the lease of {holder} expired"
+    failed = "it failed, and is" if status == Status.RETRYABLE else "it is"
+    return f"{failed} due at {moment_text(moment)}" if moment > now else f"{failed} waiting to start"
+
+
 def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:
     spec = seen.spec
-    ranges = _before(seen)
+    ranges = _before(seen) if spec.sequence is None else []
     if not ranges:
         return
     if spec.fair is not None and seen.values["status"] == Status.AVAILABLE:

@@ -153,6 +153,11 @@ class QueueOptions:
       turn, however many tasks a value has. Adds indexes as ``partitions`` does. See :doc:`/how-to/fair-share`.
     - ``weight``: the weights of the shares, from 0.1 to 1,000: a mapping of values of ``fair``, or a callable that
       takes one and does not wait; 1 by default, and for a value that the mapping does not have.
+    - ``sequential``: the attribute whose values, such as accounts, keep their order: a task starts only when all tasks
+      with the same value and a smaller primary key are final. ``None`` as a value means no order. Adds an index; see
+      :doc:`/how-to/keep-order`.
+    - ``continue_on_discarded``: whether the tasks after a discarded one may start; by default, they wait until it is
+      retried, and completed or cancelled.
     - ``stages``: the names of the stages of a :class:`.StageMixin`, in order.
     - ``missed``: how a :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by
       one run (``"once"``, the default), by all (``"all"``), or not at all (``"skip"``).
@@ -176,6 +181,8 @@ class QueueOptions:
     partitions: tuple[str, ...] = ()
     fair: str | None = None
     weight: Mapping[Any, float] | Callable[[Any], float] | None = None
+    sequential: str | None = None
+    continue_on_discarded: bool = False
     stages: tuple[str, ...] = ()
     missed: Missed = "once"
     slots: type[Any] | None = None
@@ -204,11 +211,27 @@ class QueueOptions:
         _check_names("partitions", self.partitions)
         _check_names("stages", self.stages)
         _check_share(self.fair, self.weight)
+        self._check_sequence()
         for stage in self.stages:
             key("stages", stage)
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: give one of {', '.join(get_args(Missed))}")
         at_once("limit", self.limit)
+
+    def _check_sequence(self) -> None:
+        if not isinstance(self.continue_on_discarded, bool):
+            raise ArgumentError(f"continue_on_discarded={self.continue_on_discarded!r}: give True or False")
+        if self.sequential is None:
+            if self.continue_on_discarded:
+                raise ArgumentError("continue_on_discarded= is for queues with sequential=, whose keys wait")
+            return
+        _check_names("sequential", (self.sequential,))
+        if self.order_by:
+            raise ArgumentError("order_by= and sequential= are two orders: choose one")
+        if self.fair is not None:
+            raise ArgumentError("fair= and sequential= do not go together: the keys of sequential= take turns anyway")
+        if self.stages:
+            raise ArgumentError("stages= and sequential= do not go together: a task of a later stage starts anew")
 
     def weight_of(self, value: Any) -> float:
         """Return the weight of a value of ``fair``.  Raises :class:`.ArgumentError` if it is none."""

@@ -196,6 +196,11 @@ class QueueSpec:
         return None if self.options.fair is None else self.mapper.columns[self.options.fair]
 
     @cached_property
+    def sequence(self) -> Column[Any] | None:
+        """The column whose values keep their tasks in order, ``None`` if tasks do not wait for each other."""
+        return None if self.options.sequential is None else self.mapper.columns[self.options.sequential]
+
+    @cached_property
     def divisions(self) -> tuple[tuple[Column[Any], ...], ...]:
         """The columns of each claim index between the status and the order."""
         single = ((column,) for column in self.partitions)
@@ -231,6 +236,13 @@ class QueueSpec:
     def due_order(self) -> tuple[Ordering, ...]:
         """The claim order among due rows.  ``finished_at``, NULL in all of them, comes first, as in their index."""
         return (*(Ordering(self[role]) for role in ("finished_at", "available_at")), *self._key_order)
+
+    @cached_property
+    def sequence_order(self) -> tuple[Ordering, ...]:
+        """The order in which unfinished tasks of a key start.  ``finished_at``, NULL in all, comes first, as in their
+        index."""
+        columns: Any = (self["finished_at"], self.sequence, *self.primary_key)
+        return tuple(Ordering(column) for column in dict.fromkeys(columns))
 
     @property
     def _key_order(self) -> tuple[Ordering, ...]:

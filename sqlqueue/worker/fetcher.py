@@ -63,6 +63,7 @@ class Poller:
         self._in_vain = False
         """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
+        self._later: timedelta | None = None
         self._woken = 0.0
         """When the recent wake-ups that found nothing would have ended if each had taken :data:`WAKE_UP_EVERY`."""
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
@@ -130,6 +131,8 @@ class Poller:
                 self._in_vain = True
                 return
             pause = next(self._looks)
+            if due == NOW and self._later:  # what is available waits for another task, which may come due sooner
+                pause = min(pause, self._later)
             if await self._heard(min(due or pause, pause)):
                 return
             if due is not None and due <= pause:
@@ -143,7 +146,7 @@ class Poller:
         entity, where = self._handler.entity, query.where
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
         seen = await run(lambda session: poll(session, entity, *where))
-        self._saw_nothing = seen.due != NOW
+        self._saw_nothing, self._later = seen.due != NOW, seen.later
         self._context.reports.liveness.reached()
         some = MAX_CHANGES if seen.early else 0
         while some == MAX_CHANGES and not self._news.is_set():

@@ -192,6 +192,11 @@ def _check_mode(handler: Handler) -> None:
             f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
             f" limits of {handler.entity.__name__} would have no effect"
         )
+    if mode == "at-most-once" and handler.spec.sequence is not None:
+        raise ArgumentError(
+            f"mode='at-most-once' completes a task before its handler is called, and the next task of its key could"
+            f" start at once: {handler.entity.__name__} would not keep its order"
+        )
 
 
 def _check_isolation(handler: Handler) -> None:

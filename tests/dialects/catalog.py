@@ -14,7 +14,18 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from sqlqueue import ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from tests.dialects.kinds_calls import expiry, fair, flows, history, limited, outbox, progress, recurring, registry
+from tests.dialects.kinds_calls import (
+    expiry,
+    fair,
+    flows,
+    history,
+    limited,
+    outbox,
+    progress,
+    recurring,
+    registry,
+    sequential,
+)
 from tests.dialects.session_calls import (
     Call,
     claiming,
@@ -67,6 +78,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from progress()
     yield from expiry()
     yield from fair()
+    yield from sequential()
     yield from sets()
     yield from statistics()
     yield from upkeep()

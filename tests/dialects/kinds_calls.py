@@ -29,7 +29,19 @@ from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
 from tests.support.flows import Page
-from tests.support.models import Chore, Crawl, Dispatch, Message, Outgoing, Ping, Push, Render, Report, Visit
+from tests.support.models import (
+    Chore,
+    Crawl,
+    Dispatch,
+    Message,
+    Outgoing,
+    Ping,
+    Push,
+    Render,
+    Report,
+    Transfer,
+    Visit,
+)
 from tests.support.polling import next_due
 
 
@@ -104,6 +116,25 @@ def fair() -> Iterator[tuple[str, Call]]:
     yield "Crawl.claim(locked)", beginning(lambda s: s.claim_many(Crawl, limit=9, lease=None))
     yield "Crawl.consume", beginning(lambda s: s.consume_many(Crawl, Crawl.topic.in_(["b", "c"]), limit=9))
     yield "Crawl.claim(of keys)", _claim_of_keys
+
+
+def sequential() -> Iterator[tuple[str, Call]]:
+    yield "Transfer.claim", beginning(lambda s: s.claim(Transfer))
+    yield (
+        "Transfer.claim(of two)",
+        beginning(lambda s: s.claim_many(Transfer, Transfer.account.in_(["a", "b"]), limit=9)),
+    )
+    yield "Transfer.claim(locked)", beginning(lambda s: s.claim(Transfer, lease=None))
+    yield "Transfer.claim(of keys)", _first_of_keys
+    yield "Transfer.why", lambda s: why(s, Transfer)
+
+
+def _first_of_keys(session: QueueSession) -> None:
+    """Send the statements of a claim that knows keys."""
+    adapter, (step,) = adapter_for(session.get_bind().dialect), ClaimQuery(Transfer.__queue_spec__).steps
+    adapter.rows.next_keys(session, step(9), [EDGE, "a", "b"])
+    adapter.rows.free_rows(session, step(9), ["a", "b"], 1)
+    adapter.rows.lock_keys(session, step(9).lanes.ordered, [(7,), (8,)], 2, locks_only=False)
 
 
 def beginning(call: Call) -> Call:

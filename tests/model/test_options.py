@@ -35,11 +35,20 @@ from sqlqueue.sqltasks import SQLTaskDatabase
         ("fair", 7),
         ("fair", ""),
         ("weight", {"a": 2}),  # without fair=
+        ("sequential", 7),
+        ("continue_on_discarded", "no"),
+        ("continue_on_discarded", True),  # without sequential=
     ],
 )
 def test_invalid_options_are_rejected(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         QueueOptions(**{name: value})
+
+
+@pytest.mark.parametrize("option", [{"order_by": ("id",)}, {"fair": "tenant"}, {"stages": ("fetch",)}])
+def test_an_order_by_key_excludes_others(option: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(option))}=.* sequential="):
+        QueueOptions(sequential="account", **option)
 
 
 @pytest.mark.parametrize("weight", [0, -1, 0.01, 2_000, True, "2"])

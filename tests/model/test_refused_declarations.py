@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Enum, ForeignKey, Integer, MetaData, String, Table, desc
+from sqlalchemy import Column, Enum, ForeignKey, Integer, MetaData, String, Table, Uuid, desc
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column, registry, relationship
 
 from sqlqueue import ConfigurationError, QueueMixin, QueueOptions, ResultMixin, StageMixin, TopicMixin, UniqueMixin
@@ -147,6 +147,7 @@ def _queue(**options: Any) -> dict[str, Any]:
     return {"__queue__": QueueOptions(**options)}
 
 
+COLUMN: Any = mapped_column(String(9))
 STAGED = _queue(stages=("fetch", "parse"))
 REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
     "an unknown column": (QueueMixin, _queue(columns={"statsu": "state"}), r"statsu.*\bstatus\b"),
@@ -162,6 +163,13 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
         "does not have one order on every engine",
     ),
     "a share of an outbox": (OutboxMixin, _queue(fair="message_key"), "have rules of their own"),
+    "an order of an unknown key": (QueueMixin, _queue(sequential="nothing"), "sequential names 'nothing'"),
+    "an order of an outbox": (OutboxMixin, _queue(sequential="message_key"), "have rules of their own"),
+    "an order by keys that do not ascend": (
+        QueueMixin,
+        {"id": mapped_column(Uuid(), primary_key=True), "account": COLUMN, **_queue(sequential="account")},
+        "must ascend",
+    ),
     "a dictionary of options": (QueueMixin, {"__queue__": {"lease": 5}}, "QueueOptions"),
     "no options": (QueueMixin, {"__queue__": None}, "QueueOptions"),
     "a text as options": (QueueMixin, {"__queue__": "keep"}, "QueueOptions"),

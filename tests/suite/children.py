@@ -6,17 +6,18 @@ import fcntl
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import URL, create_engine, func, select
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import aliased, sessionmaker
 
 import sqlqueue
-from sqlqueue import Claim, QueueSession, Worker
+from sqlqueue import Claim, ClaimLostError, QueueSession, Worker
 from tests.suite.settlements import SETTLINGS
-from tests.support.models import Ledger, Task, Visit
+from tests.support.models import Ledger, Task, Transfer, Visit
 from tests.support.processes import Gate
 
 
@@ -52,6 +53,26 @@ def enqueue(gate: Gate, url: URL, number: int) -> None:
         for _ in range(number // 10):
             s.enqueue(Task, [{"name": "late"}] * 10)
             s.commit()
+
+
+def transfer(gate: Gate, url: URL) -> None:
+    """Run tasks of accounts until killed, and write down each start before an earlier task of its account is final."""
+    earlier, chance = aliased(Transfer), random.Random()
+    with session(url) as s:
+        gate.wait()
+        while True:
+            with suppress(OperationalError):  # a deadlock, or SQLite's one writer is busy
+                for task in s.claim_many(Transfer, limit=chance.randint(1, 3), lease=timedelta(seconds=1)):
+                    before = (earlier.account == task.account, earlier.id < task.id, earlier.status != "completed")
+                    if s.scalar(select(func.count(earlier.id)).where(*before)):
+                        s.add(Ledger(task_id=task.id, worker="out of order"))
+                    s.commit()
+                    time.sleep(chance.random() * 0.02)
+                    with suppress(ClaimLostError):
+                        s.release(task) if chance.random() < 0.1 else s.complete(task)
+                        s.commit()
+            s.rollback()
+            time.sleep(0.005)
 
 
 def claim_and_stay(gate: Gate, url: URL) -> None:

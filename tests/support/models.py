@@ -245,6 +245,16 @@ class Crawl(TopicMixin, Base):
     site: Mapped[str | None] = mapped_column(Unicode(40))
 
 
+class Transfer(TopicMixin, Base):
+    """A queue whose accounts keep their order."""
+
+    __tablename__ = "transfer"
+    __queue__ = QueueOptions(sequential="account", retry=ConstantBackoff(timedelta(0)))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    account: Mapped[str | None] = mapped_column(Unicode(40))
+
+
 class Letter(QueueMixin, DataBase):
     __tablename__ = "letter"
 

@@ -1,0 +1,296 @@
+"""Queues whose keys keep their order: a task starts only when all earlier ones of its key are final."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Integer, String, event
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
+from sqlqueue.operations import turns
+from tests.suite import children
+from tests.suite.test_plans import reading
+from tests.support.harness import Actor, Database
+from tests.support.models import Base, Ledger, Transfer
+from tests.support.processes import Processes
+from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, insert_many
+from tests.support.workers import Workers, eventually
+
+HOUR = timedelta(hours=1)
+
+
+class Move(QueueMixin, Base):
+    """A key of two columns, the first of which keeps the order; discarded tasks hold nothing."""
+
+    __tablename__ = "move"
+    __queue__ = QueueOptions(sequential="game", continue_on_discarded=True, on_complete="delete")
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "move"}  # noqa: RUF012
+
+    game: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String(20))
+
+
+class Castling(Move):
+    __mapper_args__ = {"polymorphic_identity": "castling"}  # noqa: RUF012
+
+
+@pytest.fixture(autouse=True)
+def beginning() -> None:
+    """Forget the turns of former tests, whose engines have other rows now."""
+    turns._rotations.clear()
+
+
+def transfers(db: Database, *accounts: str | None, **columns: Any) -> None:
+    """Numbered from 1."""
+    first = count(db, Transfer) + 1
+    given = {"available_at": PAST, "created_at": PAST, **columns}
+    db.insert(Transfer, [{"id": first + n, "account": account, **given} for n, account in enumerate(accounts)])
+
+
+def claimed(session: Actor, *where: Any, limit: int = 50, **options: Any) -> set[int]:
+    return ids(session.claim_many(Transfer, *where, limit=limit, **options))
+
+
+def reasons(db: Database, number: int) -> tuple[Reason, ...]:
+    return db.committed.why(Claim(Transfer, (number,), 0)).reasons
+
+
+# -- the first task of each key ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("lease", ["default", None])
+def test_the_first_task_of_each_key_is_claimed(db: Database, size: int, lease: Any) -> None:
+    """Whatever its priority; tasks without a key wait for none."""
+    transfers(db, "a", "a", "b", None, None, "c", "b")
+    transfers(db, "a", None, priority=-5)
+    transfers(db, "d", available_at=TOMORROW, status="scheduled")
+    transfers(db, "d", "e", topic="other")
+    with db.begin() as session:
+        found = [claimed(session, limit=size, lease=lease) for _ in range(12)]
+        assert sorted(each for some in found for each in some) == [1, 3, 4, 5, 6, 9, 12]
+        assert len(found[0]) == min(size, 7)
+        session.rollback()
+    with db.begin() as session:
+        assert claimed(session, Transfer.topic == "other") == {12}
+        assert claimed(session, Transfer.account.in_(["a", "d"])) == {1}
+        assert claimed(session, Transfer.account == "b") == {3}
+        for number, first in ((2, False), (6, True), (7, False), (9, True)):
+            assert claimed(session, Transfer.id == number) == ({number} if first else set())
+        session.rollback()
+
+
+def test_a_key_waits_for_its_first_task_alone(db: Database) -> None:
+    transfers(db, "a", "a", "b", "b", "c", "c", "d", "d")
+    with db.begin() as session:
+        a, b, c, d = sorted(session.claim_many(Transfer, limit=9), key=lambda task: task.id)
+        session.complete(a)
+        session.snooze(b, HOUR)
+        session.cancel(c)
+        session.fail(d, "the first failure")
+    with db.begin() as session:
+        first = {task.id: task for task in session.claim_many(Transfer, limit=9)}
+        assert first.keys() == {2, 6, 7}  # d is retried at once
+        session.complete(first[2])
+    end_leases(db, Transfer)
+    with db.begin() as session:
+        assert claimed(session) == {6, 7}  # of claimers that have crashed
+        assert session.claim(Transfer) is None
+
+
+def test_a_discarded_task_holds_its_key_until_it_is_retried(db: Database) -> None:
+    transfers(db, "a", "a", "a", "b")
+    with db.begin() as session:
+        a, b = sorted(session.claim_many(Transfer, Transfer.account.in_(["a", "b"]), limit=9), key=lambda task: task.id)
+        session.discard(a, "broken")
+        session.complete(b)
+    assert db.committed.claim(Transfer) is None
+    assert [reason.cause for reason in reasons(db, 2)] == [Cause.KEY_HELD]
+    assert reasons(db, 2)[0].text == "task 1 with its key 'a' was discarded and holds it: retry it"
+    with db.begin() as session:
+        assert session.retry(Transfer, Transfer.id == 1) == 1
+    with db.begin() as session:
+        task = session.claim(Transfer)
+        assert task.id == 1
+        assert session.claim(Transfer) is None
+        session.discard(task, "broken again")
+    with db.begin() as session:  # to pass over it
+        session.retry(Transfer, Transfer.id == 1)
+        session.cancel(Transfer, Transfer.id == 1)
+    with db.begin() as session:
+        task = session.claim(Transfer)
+        assert task.id == 2
+        session.discard(Transfer, Transfer.id == 3, error="too late")
+        session.complete(task)
+    transfers(db, "a")
+    assert db.committed.claim(Transfer) is None
+
+
+def test_a_queue_that_continues_after_discarded_tasks(db: Database) -> None:
+    """With a key of two columns, subclasses, and deletion on completion."""
+    kinds = ["castling", "move"]
+    db.insert(Move, [{"game": g, "number": n, "kind": kinds[(g + n) % 2]} for g in (1, 2, 3) for n in (1, 2, 3)])
+    with db.begin() as session:
+        first = session.claim_many(Move, limit=9)
+        assert sorted((move.game, move.number) for move in first) == [(1, 1), (2, 1), (3, 1)]
+        session.complete(first[:1])
+        session.discard(first[1:], "illegal")
+    with db.begin() as session:  # the second moves of two games are of the other class
+        assert [move.number for move in session.claim_many(Castling, limit=9)] == [2]
+        assert sorted(move.number for move in session.consume_many(Move, limit=9)) == [2, 2]
+        assert [move.number for move in session.consume_many(Move, limit=9)] == [3, 3]
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_locked_first_task_is_not_passed(sync_db: Database) -> None:
+    transfers(sync_db, "a", "a", "b", "b")
+    first, second = contenders(sync_db)
+    assert len(claimed(first, limit=1, lease=None)) == 1
+    assert len(claimed(second)) == 1
+    assert not claimed(second)
+    first.rollback()
+    second.rollback()
+
+
+def test_a_claim_finds_the_one_free_key_among_many(db: Database) -> None:
+    waiting = [f"key {n:03}" for n in range(200)]
+    transfers(db, *waiting, available_at=TOMORROW, status="scheduled")
+    transfers(db, *waiting)
+    transfers(db, "key 100 b", "zzz", "zzz")
+    with db.begin() as session:
+        assert [claimed(session, limit=1) for _ in range(3)] in ([{401}, {402}, set()], [{402}, {401}, set()])
+
+
+# -- crashes, dead letters, and what is read --------------------------------------------------------------------------
+
+
+def test_no_key_is_out_of_order_when_claimers_are_killed(sync_db: Database, processes: Processes) -> None:
+    chance = random.Random(3)
+    transfers(sync_db, *(chance.choice("aaabcdefgh") for _ in range(60)))
+    running = [processes.spawn(children.transfer, sync_db.url) for _ in range(3)]
+    for child in running:
+        child.wait_until_arrived()
+    for child in running:
+        child.let_pass()
+    for killed in range(3):
+        done = count(sync_db, Transfer, Transfer.status == "completed")
+        eventually(lambda done=done: count(sync_db, Transfer, Transfer.status == "completed") >= min(done + 12, 60))
+        running[killed % 3].kill()
+        running[killed % 3] = child = processes.spawn(children.transfer, sync_db.url)
+        child.wait_until_arrived()
+        child.let_pass()
+    eventually(lambda: count(sync_db, Transfer, Transfer.status == "completed") == 60)
+    assert count(sync_db, Ledger) == 0
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_task_that_is_discarded_after_a_claim_has_found_it_holds_its_key(sync_db: Database) -> None:
+    transfers(sync_db, "a", "a", "a")
+
+    def discard(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "UPDATE" in statement and not found:
+            found.append(statement)
+            discarded.append(sync_db.committed.discard(Transfer, Transfer.id == 1, error="broken"))
+
+    found: list[str] = []
+    discarded: list[int] = []
+    with sync_db.session() as session:
+        event.listen(session.get_bind(), "before_cursor_execute", discard)
+        try:
+            assert session.claim(Transfer) is None
+            assert discarded == [1]
+        finally:
+            event.remove(session.get_bind(), "before_cursor_execute", discard)
+        session.rollback()
+        assert session.claim(Transfer) is None
+
+
+def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short_one(sync_db: Database) -> None:
+    def median(size: int) -> int:
+        amounts = []
+        for _ in range(9):
+            with other.session() as session, reading(session, sync_db.case) as read:
+                assert len(session.claim_many(Transfer, limit=size)) == size
+            amounts.append(read.amount)
+        return sorted(amounts)[4]
+
+    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    ready = {"available_at": PAST, "created_at": PAST, "status": "available", "finished_at": None}
+    blocked = [{**ready, "account": key} for key in ("held", "late", "busy")]
+    states = [
+        {"status": "discarded", "finished_at": PAST},
+        {"status": "scheduled", "available_at": TOMORROW},
+        {"status": "running", "available_at": TOMORROW},
+    ]
+    sync_db.insert(Transfer, [first | state for first, state in zip(blocked, states, strict=True)])
+    sync_db.insert(
+        Transfer, [*blocked * 100, *({**ready, "account": f"key {n}"} for n in range(20) for _ in range(20))]
+    )
+    analyze(sync_db, Transfer)
+    small = {size: median(size) for size in (1, 20)}
+    insert_many(sync_db, Transfer, *blocked, {**ready, "account": "key 1", "status": "completed", "finished_at": PAST})
+    analyze(sync_db, Transfer)
+    for size, amount in small.items():
+        assert median(size) <= 3 * amount + 100
+
+
+# -- workers, reasons, and refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.one_engine
+def test_workers_keep_the_order(sync_db: Database) -> None:
+    """And start the next task of a key as soon as the last one has ended."""
+    transfers(sync_db, *"abcabcabc" * 5)
+    running: set[str] = set()
+    started: list[int] = []
+    wrong: list[int] = []
+
+    def run(transfer: Transfer) -> None:
+        if transfer.account in running:
+            wrong.append(transfer.id)
+        running.add(transfer.account)
+        started.append(transfer.id)
+        time.sleep(0.002)
+        running.remove(transfer.account)
+        if transfer.attempt == 1 and transfer.id in (4, 10):
+            raise ValueError("the first attempt")
+
+    workers = Workers(sync_db)
+    try:
+        for _ in range(2):
+            workers.serve(Transfer, run, concurrency=3, poll=timedelta(minutes=5))
+        eventually(lambda: count(sync_db, Transfer, Transfer.status == "completed") == 45)
+    finally:
+        workers.end_test()
+    assert not wrong
+    for key in range(3):
+        order = [number for number in started if number % 3 == key]
+        assert order == sorted(order)
+
+
+@pytest.mark.sync_only
+def test_why_tells_which_task_comes_first(db: Database) -> None:
+    transfers(db, "a", "a", "a", "b", "b")
+    with db.begin() as session:
+        b = session.claim(Transfer, Transfer.account == "b")
+        session.snooze(b, HOUR)
+    (reason,) = reasons(db, 3)
+    assert (reason.cause, reason.ahead) == (Cause.KEY_ORDER, 2)
+    assert reason.text == "task 1 with its key 'a' comes first: it is waiting to start, and 1 more before this one"
+    (reason,) = reasons(db, 5)
+    assert reason.text.startswith("task 4 with its key 'b' comes first: it is due at ")
+    assert [reason.cause for reason in reasons(db, 1)] == [Cause.READY]
+
+
+@pytest.mark.one_engine
+def test_refusals(sync_db: Database) -> None:
+    with pytest.raises(ArgumentError, match="order of account"):
+        sync_db.committed.claim_many(Transfer, limit=2, order_by=Transfer.priority)
+    with pytest.raises(ArgumentError, match="would not keep its order"):
+        Worker(sync_db.sessions()).handler(Transfer, mode="at-most-once")(lambda transfer: None)
