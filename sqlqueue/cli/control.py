@@ -326,12 +326,8 @@ def _show_workers(found: list[WorkerInfo], unserved: list[str], done: Mapping[st
 def _worker_row(each: WorkerInfo) -> list[object]:
     memory = None if each.memory is None else each.memory // 2**20
     serves = ", ".join(dict.fromkeys(handler.queue for handler in each.handlers))
-    state = _worker_state(each)
+    state = each.state if each.command is None else f"{each.state}, {each.command} requested"
     return [each.name, each.busy, each.slots, memory, state, each.seen_at, each.started_at, each.version, serves]
-
-
-def _worker_state(each: WorkerInfo) -> str:
-    return each.state if each.command is None else f"{each.state}, {each.command} requested"
 
 
 def _worker_facts(each: WorkerInfo) -> dict[str, object]:

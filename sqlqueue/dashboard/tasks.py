@@ -249,6 +249,7 @@ async def show_task(request: Request) -> Response:
     if detail is None:
         raise HTTPException(404, "There is no such task: it was deleted or never existed.")
     abandoned = any(reason.cause is Cause.LEASE_EXPIRED for reason in detail.why.reasons)
+    may_edit = Action.EDIT in viewer_of(request).may and detail.own["status"] in EDITABLE
     return respond(
         request,
         "task.html",
@@ -256,15 +257,11 @@ async def show_task(request: Request) -> Response:
         name=spec.name,
         task=detail,
         actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
-        editable=site.exposure.editable_of(spec) if _may_edit(request, detail) else (),
+        editable=site.exposure.editable_of(spec) if may_edit else (),
         progress=reported(detail.own.get("progress")),
         rest=_rest(detail.own),
         moments=TIMES,
     )
-
-
-def _may_edit(request: Request, detail: Detail) -> bool:
-    return Action.EDIT in viewer_of(request).may and detail.own["status"] in EDITABLE
 
 
 def identity_in(query: Query, spec: QueueSpec) -> Identity:

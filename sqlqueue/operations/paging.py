@@ -203,7 +203,7 @@ class Windows:
         for each in (window, window.backwards()):
             if _is_same(each.places, order):
                 return each
-        if status is None and _begins_index(self.adapter, self.spec, order[0].column):
+        if status is None and any(each is order[0].column for each in _leading(self.adapter, self.spec)):
             terms = terms_of(self.spec, where)
             return self._better(terms)(self._window((), terms, order))
         return None
@@ -277,10 +277,10 @@ class Windows:
         """
         if all(fixes(terms, column) for column in self.spec.primary_key):
             return lambda window: replace(window, index=None, rows=(*window.rows, *window.rest), rest=())
-        finds_few = cache(self._finds_few)
+        finds_few, leading = cache(self._finds_few), _leading(self.adapter, self.spec)
 
         def better(window: Window) -> Window:
-            led = (term for term in window.rest if _leads(self.adapter, self.spec, term))
+            led = (term for term in window.rest if any(fixes([term], column) for column in leading))
             few = next((term for term in led if finds_few(term)), None)
             if few is None:
                 return window
@@ -372,15 +372,6 @@ def _places(spec: QueueSpec, order: Order) -> Sequence[Ordering]:
 
 def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
     return (spec["finished_at"].is_(None), is_due(spec))
-
-
-def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
-    """Return whether an index of all rows begins with a column for which ``term`` is an equality."""
-    return any(fixes([term], column) for column in _leading(adapter, spec))
-
-
-def _begins_index(adapter: Adapter, spec: QueueSpec, column: ColumnElement[Any]) -> bool:
-    return any(each is column for each in _leading(adapter, spec))
 
 
 def _leading(adapter: Adapter, spec: QueueSpec) -> list[Column[Any]]:
