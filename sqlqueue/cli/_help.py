@@ -17,6 +17,7 @@ WIDEST = 100
 """The maximum width: longer lines are hard to read."""
 _LONGEST_TERM = 28
 _TYPE = re.compile(r" <[^>]*>$")
+_BRACES = re.compile(r"^\{(.*)\}(?=(\.\.\.)?$)")
 _WORD = re.compile(r"'[^']*'|\S+")
 
 
@@ -29,7 +30,7 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage; some versions of typer set braces around required arguments."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        return [_BRACES.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 class Group(TyperGroup):
@@ -49,7 +50,8 @@ def definitions(command: Any, ctx: Any, kind: str) -> list[Definition]:
     """Return the arguments or options of ``command``; ``kind`` is one of these words, without the plural's "s"."""
     chosen = [each for each in command.get_params(ctx) if each.param_type_name == kind]
     records = [each.get_help_record(ctx) for each in chosen]
-    return [(_TYPE.sub("", term), text) for term, text in filter(None, records)]
+    # some versions of typer escape brackets for rich
+    return [(_TYPE.sub("", term), text.replace("\\[", "[")) for term, text in filter(None, records)]
 
 
 def _sections(command: Any, ctx: Any) -> dict[str, list[Definition]]:

@@ -31,6 +31,7 @@ def test_help_shows_the_whole_docstring_with_an_example_and_the_exit_status(comm
     """Nothing is cut or broken, paragraphs are wrapped once, and long examples continue as in a shell."""
     asked = get_command(application()).commands[command]  # type: ignore[attr-defined]
     lines = CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": str(width)}).stdout.splitlines()
+    assert not {"{", "}"} & set(lines[0])
     told = words("\n".join(lines).replace(" \\\n", "\n"))
     for text in (asked.callback.__doc__, *(getattr(each, "help", None) for each in asked.params)):
         assert words(text or "") in told
