@@ -34,7 +34,11 @@ from tests.support.models import Task
             "Found: 1 scheduled. sqlqueue rerun changes completed, cancelled, discarded.",
         ),
         ("retry", {"status": "running", "available_at": TOMORROW}, "belongs to its worker until its lease expires"),
-        ("cancel", FAILED, "Found: 1 discarded. sqlqueue cancel changes available, scheduled, retryable, running."),
+        (
+            "cancel",
+            FAILED,
+            "Found: 1 discarded. sqlqueue cancel changes available, scheduled, retryable, waiting, running.",
+        ),
     ],
 )
 def test_the_command_explains_why_a_named_task_was_not_changed(

@@ -60,7 +60,7 @@ def test_unfinished_tasks_are_ended(db: Database, call: str) -> None:
     one_of_each(db)
     end, status, error = ENDINGS[call]
     with db.begin() as session:
-        assert end(session) == 4
+        assert end(session) == 5
     for task in load_all(db, Task):
         if task.name in FINAL:
             assert (task.status, task.finished_at, task.error) == (task.name, PAST, None)
@@ -110,7 +110,7 @@ def test_stats(db: Database) -> None:
         stats, some, none = session.stats(Task), session.stats(Task, Task.number == 1), session.stats(Letter)
     # a task available in the future counts as scheduled
     assert stats.counts == {status: 1 + (status == "scheduled") for status in Status}
-    assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (8, 5, 2, 1)
+    assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (9, 6, 2, 1)
     assert (some.total, some["available"]) == (1, 1)
     assert none.counts == dict.fromkeys(Status, 0)
 
@@ -186,12 +186,12 @@ def test_a_class_of_two_tables(db: Database) -> None:
 def test_functions_on_a_plain_session(db: Database) -> None:
     one_of_each(db)
     with db.begin(class_=db.plain_class) as session:
-        assert session.run(sqlqueue.stats, Task).total == 7
+        assert session.run(sqlqueue.stats, Task).total == 8
         assert session.run(sqlqueue.errors, Task) == []
         assert session.run(sqlqueue.retry, Task, Task.name == "retryable") == 1
         assert session.run(sqlqueue.rescue, Task) == 0
         assert session.run(sqlqueue.discard, Task, Task.name == "scheduled", error="no") == 1
         assert len(session.run(sqlqueue.find, Task, Task.status == "discarded")) == 2
-        assert session.run(sqlqueue.cancel, Task) == 3
+        assert session.run(sqlqueue.cancel, Task) == 4
         assert session.run(sqlqueue.prune, Task, timedelta(days=1)) == 3
     assert sorted(statuses(db)) == ["cancelled"] * 3 + ["discarded"]

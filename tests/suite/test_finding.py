@@ -60,9 +60,9 @@ def test_tasks_of_every_state_are_found(db: Database) -> None:
     )
     with db.begin() as session:
         assert {task.status for task in session.find(Task)} == set(Status)
-        assert ids(session.find(Task, Task.status == Status.DISCARDED)) == [7]
+        assert ids(session.find(Task, Task.status == Status.DISCARDED)) == [8]
         # by the clock of the database
-        assert ids(session.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2, 3, 4, 5, 6, 7]
+        assert ids(session.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_found_instances_are_refreshed(db: Database) -> None:
@@ -206,4 +206,4 @@ def test_pending_tasks_are_edited(sync_db: Database) -> None:
         found = [(each.id, each.status, each.priority, each.available_at == at) for each in session.find(Task)]
         assert found[:3] == [(1, "scheduled", 0, True), (2, "scheduled", -7, True), (3, "retryable", -7, False)]
         assert {each[2:] for each in found[3:]} == {(0, False)}
-        assert {each.status for each in session.find(Task, Task.number != 5)} == {"running", "completed"}
+        assert {each.status for each in session.find(Task, Task.number != 5)} == {"waiting", "running", "completed"}
