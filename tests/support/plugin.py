@@ -1,10 +1,12 @@
-"""The fixtures `db` (every engine, asyncio on one) and `sync_db` (every engine), and the run's beginning and end."""
+"""The fixtures `db` (every engine, one of them with asyncio) and `sync_db` (every engine), and the run's beginning and
+end."""
 
 from __future__ import annotations
 
 import gc
 import os
 import time
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +39,7 @@ def _chosen_sync(case: EngineCase) -> Any:
 _ONE = SELECTED[0]
 # the most usual one, whose asyncio driver uses the network
 _asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), _ONE)
+_TAKING_TURNS = [case for case in SELECTED if case.name in ("sqlite", "postgresql")] or [_ONE]
 CASES_BY_MARK = {
     "asyncio_everywhere": {"db": [_chosen(case, mode) for case in SELECTED for mode in MODES]},
     "asyncio_only": {"db": [_chosen(_asyncio_engine, "async")]},
@@ -60,10 +63,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Apply the mark that chooses the engines to tests that do not choose them themselves."""
     test = metafunc.definition
     is_chosen = [mark.args[0] for mark in test.iter_markers("parametrize")]
-    mark = next((mark.name for mark in test.iter_markers() if mark.name in CASES_BY_MARK), None)
-    for fixture, cases in CASES_BY_MARK.get(mark or "", {}).items():
+    mark = next((mark.name for mark in test.iter_markers() if mark.name in CASES_BY_MARK), "every_engine")
+    chosen = CASES_BY_MARK[mark] or {"db": _asyncio_in_turns(test)}
+    for fixture, cases in chosen.items():
         if fixture in metafunc.fixturenames and fixture not in is_chosen:
             test.add_marker(pytest.mark.parametrize(fixture, cases, indirect=True))
+
+
+def _asyncio_in_turns(test: pytest.Function) -> list[Any]:
+    """Return all engines, one of them with asyncio: one with an asyncio driver that uses files and one whose driver
+    uses the network take turns, if they have what the test requires."""
+    required = [name for mark in test.iter_markers("requires") for name in mark.args]
+    able = [case for case in _TAKING_TURNS if all(getattr(case, name) for name in required)]
+    if len(able) < 2 or os.environ.get("SQLQUEUE_TEST_BOTH_MODES") == "1":
+        return [_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case in able]
+    turn = able[zlib.crc32(test.nodeid.encode()) % len(able)]
+    return [_chosen(case, "async" if case is turn else "sync") for case in SELECTED]
 
 
 def pytest_collection_finish() -> None:
@@ -132,9 +147,7 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     opened.dispose()
 
 
-@pytest.fixture(
-    params=[_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case is _asyncio_engine]
-)
+@pytest.fixture
 def db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
     yield from _database(request, databases)
 
