@@ -32,6 +32,7 @@ from .kinds import (
     ResultMixin,
     SlotMixin,
     StageMixin,
+    StepMixin,
     TopicMixin,
     TraceMixin,
     UniqueMixin,
@@ -47,7 +48,19 @@ from .queue.spec import Finding, Severity
 from .session import QueueSession
 from .sql import utcnow
 from .transaction import claim_of
-from .worker import Cancel, Discard, JSONLogFormatter, Retry, Snooze, TaskLogFilter, Worker, current_job, log_fields
+from .worker import (
+    AsyncSteps,
+    Cancel,
+    Discard,
+    JSONLogFormatter,
+    Retry,
+    Snooze,
+    Steps,
+    TaskLogFilter,
+    Worker,
+    current_job,
+    log_fields,
+)
 
 if TYPE_CHECKING:
     from .asyncio import AsyncQueueSession
@@ -55,6 +68,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "AsyncQueueSession",
+    "AsyncSteps",
     "AttemptOutcome",
     "Cancel",
     "Cause",
@@ -101,6 +115,8 @@ __all__ = [
     "Snooze",
     "StageMixin",
     "Status",
+    "StepMixin",
+    "Steps",
     "TaskLogFilter",
     "TopicMixin",
     "TraceMixin",

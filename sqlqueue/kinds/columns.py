@@ -118,6 +118,37 @@ class ProgressMixin(QueueMixin):
         """
 
 
+# -- queues whose handlers run in durable steps -----------------------------------------------------------------------
+
+
+class StepRecords(Cleared):
+    """Keeps the steps that have run, through retries, until the task runs anew."""
+
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
+        return []
+
+
+STEPS = StepRecords(
+    columns={"steps": lambda _: optional(json_type())},
+    checks={"steps": check_stored_json},
+    written_by_queue=("steps",),
+)
+
+
+class StepMixin(QueueMixin):
+    """A queue whose handlers run in steps, each of which is recorded when it has run: see :class:`.Steps`."""
+
+    __queue_kind__: ClassVar[Kind | None] = STEPS
+
+    if TYPE_CHECKING:
+        steps: Mapped[dict[str, Any] | None]
+        """What the task keeps of its steps, as JSON; ``None`` before the first one.
+
+        - ``steps``: by name, ``result`` of those that have run, and ``until`` of those that sleep;
+        - ``id``: the beginning of its keys, or ``None``.
+        """
+
+
 # -- queues whose tasks expire ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from ..lifecycle.transitions import (
     FencedClaims,
     clear_crashes,
     end_assignments,
+    forgotten_steps,
     planned_run,
     restored_key,
     tries,
@@ -179,6 +180,7 @@ def next_run_assignments(fence: Fence, moment: datetime | None) -> list[Assignme
         (spec["max_attempts"], fence.fresh_budget),
         (spec["attempts_before"], fence.attempt),
         clear_crashes(spec),
+        *forgotten_steps(spec),
         *fence.written(),
     ]
 

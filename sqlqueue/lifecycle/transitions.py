@@ -337,6 +337,13 @@ def _moved(fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -
     ]
 
 
+def forgotten_steps(spec: QueueSpec, some: Criterion | None = None) -> list[Assignment]:
+    """Return the assignment with which tasks, or ``some`` of them, begin anew without the steps that have run."""
+    if not spec.has_steps:
+        return []
+    return [(spec["steps"], null() if some is None else case((some, null()), else_=spec["steps"]))]
+
+
 def freed_key(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
     """Return the assignments that free the unique keys of tasks that become final: of all, or of those that satisfy
     ``final``.  The key is stored as the former key."""
@@ -397,6 +404,7 @@ def finish_assignments(
         (spec["max_attempts"], case((lives, fence.fresh_budget), else_=spec["max_attempts"])),
         clear_crashes(spec) if status is not Status.DISCARDED else clear_crashes(spec, lives),
         *reason,
+        *forgotten_steps(spec, lives),
         *_moved(fence, lives, stage, failed=error is not None),
         *fence.written(),
     ]
@@ -433,7 +441,7 @@ def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
     before = spec.columns.get("attempts_before")
     if before is not None:
         values.append((before, case((again, fence.attempt), else_=before)))
-    return values
+    return [*values, *forgotten_steps(spec, again)]
 
 
 def release_assignments(fence: Fence, delay: timedelta | None) -> list[Assignment]:

@@ -352,9 +352,9 @@ def extended(lease: timedelta | None) -> Settlement:
     return Settlement(write=write, shows=lambda spec, shown: {"available_at": UNKNOWN})
 
 
-def _reported(document: Mapping[str, Any]) -> Settlement:
-    """Write what a handler reports; the claims continue."""
-    return Settlement(write=_update(lambda fence: [(fence.spec["progress"], document)]))
+def _told_by_handler(role: str, document: Mapping[str, Any]) -> Settlement:
+    """Write what a handler reports or keeps; the claims continue."""
+    return Settlement(write=_update(lambda fence: [(fence.spec[role], document)]), shows=lambda spec, shown: {})
 
 
 def report_some(
@@ -362,8 +362,16 @@ def report_some(
 ) -> list[Claim]:
     """Write what handlers report.  Returns the claims that are lost or, without ``waits``, whose rows are locked."""
     return [
-        lost for claim, document in reports for lost in settle_some(session, claim, _reported(document), waits=waits)
+        lost
+        for claim, document in reports
+        for lost in settle_some(session, claim, _told_by_handler("progress", document), waits=waits)
     ]
+
+
+def keep_steps(session: Session, claim: Claim, document: Mapping[str, Any]) -> None:
+    """Write what a task keeps of its steps.  Raises :class:`.ClaimLostError`."""
+    if lost := settle_some(session, claim, _told_by_handler("steps", document)):
+        raise ClaimLostError(lost)
 
 
 # -- settles claims. Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them -------------------

@@ -156,6 +156,11 @@ class QueueSpec:
         return "reports_to" in self.columns
 
     @cached_property
+    def has_steps(self) -> bool:
+        """Whether the rows keep which steps of their handlers have run (``StepMixin``)."""
+        return "steps" in self.columns
+
+    @cached_property
     def holds_tasks(self) -> bool:
         """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
         return "slot_key" not in self.columns

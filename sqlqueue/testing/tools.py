@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from sqlalchemy import event, func, literal, select
@@ -27,9 +28,11 @@ from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..sql import NEVER, clock_ahead, only, state, utcnow
 from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, session_of
 from ..worker import (
+    AsyncSteps,
     Handler,
     Job,
     OutcomeKind,
+    Steps,
     Worker,
     call_handler,
     current,
@@ -320,7 +323,7 @@ def _perform(session: Session, handed: Any, handler: Handler, tasks: Sequence[An
     except Exception as error:
         if isinstance(error, ClaimLostError) or session.get_nested_transaction() is not savepoint:
             raise  # the engine has ended the whole transaction, or another task's claim was lost
-        savepoint.rollback()
+        savepoint.commit() if handler.takes_steps else savepoint.rollback()  # steps that have run stay
         if len(tasks) > 1:
             adapter, middle = open_(session, handler.spec), len(tasks) // 2
             adapter.rows.load(session, handler.spec, [claim.identity for claim in claims], handler.options)
@@ -366,20 +369,45 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
     """Call the handler.  Returns its result if the model stores results."""
     (handler, *_), tasks = [job.handler for job in jobs], [job.task for job in jobs]
     is_async = handed is not session
-    if handler.takes_session and handler.is_coroutine != is_async:
+    if (handler.takes_session or handler.takes_steps) and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
     argument = tasks[0] if handler.chunk is None else tasks
     unlimited, arguments = replace(handler, timeout=None), [handed, argument] if handler.takes_session else [argument]
+    steps = Steps(jobs[0], partial(_in_savepoint, session, handed))
+    if handler.takes_steps:
+        arguments = [AsyncSteps(steps) if handler.is_coroutine else steps, argument]
     token = current.set(jobs[0]) if handler.chunk is None else None
     try:
         if handler.is_coroutine and not is_async:
             from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
             return asyncio.run(greenlet_spawn(call_handler, unlimited, *arguments))
-        return call_handler(unlimited, *arguments)
+        result = call_handler(unlimited, *arguments)
+        steps.end()
+        return result
     finally:
         if token is not None:
             current.reset(token)
+
+
+def _in_savepoint(
+    session: Session,
+    handed: Any,
+    job: Job,
+    work: Callable[[Any, Session], Any],
+    writing: Callable[[Session, Any], AbstractContextManager[None]],
+) -> Any:
+    """Keep what a step does, and what is recorded of it, in the test's transaction."""
+    savepoint = session.begin_nested()
+    try:
+        result = work(handed, session)
+        with writing(session, result):
+            savepoint.commit()
+    except BaseException:
+        if session.get_nested_transaction() is savepoint:
+            savepoint.rollback()
+        raise
+    return result
 
 
 # -- assertions about waiting tasks -----------------------------------------------------------------------------------

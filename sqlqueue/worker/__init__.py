@@ -32,11 +32,13 @@ from .jobs import (
 from .logs import JSONLogFormatter, LogFormat, TaskLogFilter, log_fields, log_to_stderr
 from .reports import HAS_PROMETHEUS, LARGEST_PORT, TEXT, Address, Health, Reports, address_of, serve_health
 from .run import ProcessLimits, handling_signals
+from .steps import AsyncSteps, Steps
 from .supervisor import supervise
 from .threads import DaemonThreads, in_task
 from .worker import Worker
 
 __all__ = [
+    "AsyncSteps",
     "Cancel",
     "Discard",
     "Health",
@@ -44,6 +46,7 @@ __all__ = [
     "Job",
     "Retry",
     "Snooze",
+    "Steps",
     "TaskLogFilter",
     "Worker",
     "current_job",

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import timedelta
@@ -40,6 +40,7 @@ from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler
 from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of, write_reports
 from .reports import Reports
+from .steps import AsyncSteps, Steps
 from .threads import in_task, soon
 
 # -- records of the tasks that a process is running, in memory that outlives it ---------------------------------------
@@ -222,7 +223,12 @@ class Executor:
             with self.calling(job):
                 if self.handler.takes_session:
                     return self._try([job], partial(self._in_session, job))
-                result = call_handler(self.handler, job.task)
+                if self.handler.takes_steps:
+                    steps = Steps(job, self.in_transaction)
+                    result = call_handler(self.handler, steps, job.task)
+                    steps.end()
+                else:
+                    result = call_handler(self.handler, job.task)
                 job.about_to_write()
                 return Ended(completed(result))
         except BaseException as error:
@@ -237,7 +243,12 @@ class Executor:
             return in_greenlet
         try:
             with self.calling(job):
-                result = _stored(self.handler, await _invoke(self.handler, job.task))
+                if self.handler.takes_steps:
+                    steps = Steps(job, self.in_transaction)
+                    result = _stored(self.handler, await _invoke(self.handler, AsyncSteps(steps), job.task))
+                    steps.end()
+                else:
+                    result = _stored(self.handler, await _invoke(self.handler, job.task))
                 job.about_to_write()
                 return Ended(completed(result))
         except BaseException as error:
@@ -316,6 +327,36 @@ class Executor:
                 raise
             finally:
                 close(session)
+
+    def in_transaction(
+        self,
+        job: Job,
+        work: Callable[[Any, Session], R],
+        writing: Callable[[Session, R], AbstractContextManager[None]],
+    ) -> R:
+        """Commit what a step does and what is recorded of it, see :class:`.Transact`."""
+
+        def transact() -> R:
+            handed, session = self.database.open()
+            with self.watched() as deadline:
+                job.on_lost = deadline.end_soon
+                try:
+                    session.info[FIRST] = self.first
+                    if not session.in_transaction():
+                        session.begin()  # autobegin=False
+                    with deadline.suspended(self.time_limit):
+                        result = work(handed, session)
+                    with writing(session, result):
+                        session.commit()
+                    return result
+                except BaseException:
+                    session.rollback()
+                    raise
+                finally:
+                    job.on_lost = None
+                    close(session)
+
+        return self._try([job], transact)
 
     def _attach(self, session: Session, job: Job) -> Any:
         """Return the claimed task as an instance of the handler's session."""

@@ -44,6 +44,8 @@ class Handler:
     spec: QueueSpec
     where: tuple[Where, ...]
     takes_session: bool
+    takes_steps: bool
+    """Whether it takes durable steps instead of a session."""
     is_coroutine: bool
     concurrency: int = CONCURRENCY
     timeout: timedelta | None = None
@@ -112,17 +114,20 @@ def handler_of(
     if not isinstance(options, Sequence):
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")
     _check_stages(spec, where)
+    takes_session, takes_steps = _takes_session(function, entity), _takes_steps(function)
     handler = Handler(
         function=function,
         entity=entity,
         spec=spec,
         where=where,
-        takes_session=_takes_session(function, entity),
+        takes_session=takes_session and not takes_steps,
+        takes_steps=takes_steps,
         is_coroutine=is_coroutine(function),
         lease=spec.options.lease if lease is None else duration("lease", lease),
         options=tuple(options),
         **others,
     )
+    _check_steps(handler)
     _check_chunk(handler)
     _check_mode(handler)
     _check_isolation(handler)
@@ -144,6 +149,17 @@ def _check_stages(spec: QueueSpec, where: Sequence[Where]) -> None:
             raise ArgumentError(
                 f"{spec.entity.__name__} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
             )
+
+
+def _check_steps(handler: Handler) -> None:
+    if not handler.takes_steps:
+        return
+    if not handler.spec.has_steps:
+        model = handler.entity.__name__
+        raise ArgumentError(f"{handler.name} takes steps, which {model} cannot keep: derive it from StepMixin")
+    if handler.mode != "lease" or handler.chunk is not None:
+        other = f"mode={handler.mode!r}" if handler.mode != "lease" else "chunk="
+        raise ArgumentError(f"{handler.name} takes steps, each of which is committed: {other} is for one transaction")
 
 
 def _check_chunk(handler: Handler) -> None:
@@ -234,6 +250,18 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
         needed = "coroutine function gets an AsyncSession" if is_coroutine(function) else "function gets a Session"
         raise ArgumentError(f"{name_of(function)}{inspect.signature(function)}: a {needed}, not the other kind")
     return bool(sessions)
+
+
+def _takes_steps(function: Callable[..., Any]) -> bool:
+    """Return whether the first of two parameters takes steps, by its name or annotation, which may be a string."""
+    first, *others = _parameters(function)
+    kind = first.annotation
+    name = kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
+    needed = "AsyncSteps" if is_coroutine(function) else "Steps"
+    if others and name in ("Steps", "AsyncSteps") and name != needed:
+        shown = f"{name_of(function)}{inspect.signature(function)}"
+        raise ArgumentError(f"{shown}: a {'coroutine ' * is_coroutine(function)}function gets {needed}, not {name}")
+    return bool(others) and (name == needed or first.name == "steps")
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -350,9 +378,11 @@ class RegisteredHandlers:
         self.handlers = [*others, handler]
 
     def _check(self, handler: Handler | TaskFunction[..., ..., Any, Any]) -> None:
-        if handler.takes_session and handler.is_coroutine != self._is_async:
+        takes_steps = isinstance(handler, Handler) and handler.takes_steps
+        if (handler.takes_session or takes_steps) and handler.is_coroutine != self._is_async:
             kinds = ("coroutine", "an async_sessionmaker") if handler.is_coroutine else ("function", "a sessionmaker")
-            raise ArgumentError(f"{handler.name}: a {kinds[0]} that takes a session needs a worker of {kinds[1]}")
+            what = "steps" if takes_steps else "a session"
+            raise ArgumentError(f"{handler.name}: a {kinds[0]} that takes {what} needs a worker of {kinds[1]}")
         if handler.is_coroutine and find_spec("greenlet") is None:
             raise ArgumentError(
                 f"{handler.name}: a coroutine needs greenlet, which is not installed: pip install 'SQLAlchemy[asyncio]'"

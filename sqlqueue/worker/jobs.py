@@ -149,7 +149,9 @@ _RETURNED = re.compile(r" \(returned after attempt (\d{1,9}), (\d{1,9}) of \d+ t
 
 def load(spec: QueueSpec, tasks: Sequence[Any]) -> None:
     """Load what jobs read of the rows of claimed tasks, if loader options have deferred it."""
-    names = [spec.attributes[role] for role in ("crashes", "error", "task", "progress") if role in spec.attributes]
+    names = [
+        spec.attributes[role] for role in ("crashes", "error", "task", "progress", "steps") if role in spec.attributes
+    ]
     if tasks and not instance_state(tasks[0]).unloaded.isdisjoint(names):
         for task in tasks:
             for name in names:
@@ -176,6 +178,8 @@ class Job:
         """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
         self.progress = Progress(self._loaded.get(names["progress"]), self.attempt) if "progress" in names else None
         """What the handler reports; ``None`` if the model does not derive from ``ProgressMixin``."""
+        self.steps: Any = self._loaded.get(names["steps"]) if "steps" in names else None
+        """What its row kept of its steps when it was claimed."""
         self.is_counted = False
         """Whether a crash of the process that runs it has been counted in advance."""
         self.queued = 0.0

@@ -109,7 +109,8 @@ class Worker:
         A handler ``(session, task)`` writes through the session; its writes and the completion of the task are one
         commit, attempted at least once and effective exactly once.  Each call gets a new session from ``sessions``.
         A handler ``(task)`` gets a detached task with its columns loaded; the task is completed afterwards, in a batch
-        with others.
+        with others.  So is that of a handler ``(steps, task)``, which runs in durable :class:`.Steps`, or as a
+        coroutine in :class:`.AsyncSteps`.
 
         An exception rolls back the handler's writes and is recorded: the task is retried after the model's backoff and
         discarded after its last attempt.  A handler raises :class:`.Retry`, :class:`.Snooze`, :class:`.Discard` or

@@ -25,6 +25,7 @@ from tests.dialects.kinds_calls import (
     recurring,
     registry,
     sequential,
+    steps,
 )
 from tests.dialects.session_calls import (
     Call,
@@ -77,6 +78,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from limited()
     yield from progress()
     yield from expiry()
+    yield from steps()
     yield from fair()
     yield from sequential()
     yield from sets()

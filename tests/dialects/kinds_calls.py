@@ -17,7 +17,7 @@ from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.latches import Latches
-from sqlqueue.operations.settling import EXPIRY, report_some, settle_some
+from sqlqueue.operations.settling import EXPIRY, keep_steps, report_some, settle_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.claims import first_of, is_first
@@ -41,6 +41,7 @@ from tests.support.models import (
     Report,
     Transfer,
     Visit,
+    Voyage,
 )
 from tests.support.polling import next_due
 
@@ -94,6 +95,13 @@ def progress() -> Iterator[tuple[str, Call]]:
     reports = [(claim, {"value": 0.5}) for claim in claims(Render, 1)]
     yield "Render.report", lambda s: report_some(s, reports)
     yield "Render.report(free)", lambda s: report_some(s, reports, waits=False)
+
+
+def steps() -> Iterator[tuple[str, Call]]:
+    (claim,) = claims(Voyage, 1)
+    yield "Voyage.keep", lambda s: keep_steps(s, claim, {"id": None, "steps": {}})
+    yield "Voyage.complete", lambda s: s.complete(claim)
+    yield "Voyage.fail", lambda s: s.fail(claim, "no")
 
 
 def expiry() -> Iterator[tuple[str, Call]]:

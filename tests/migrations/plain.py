@@ -22,6 +22,7 @@ from sqlqueue import (
     ResultMixin,
     SlotMixin,
     StageMixin,
+    StepMixin,
     TopicMixin,
     UniqueMixin,
     WorkerMixin,
@@ -127,7 +128,7 @@ class CreditNote(Invoice):
     amount: Mapped[int] = mapped_column(Integer, default=0)
 
 
-class Call(ExpiryMixin, JobMixin, Base):
+class Call(StepMixin, ExpiryMixin, JobMixin, Base):
     """A queue of function calls with renamed columns."""
 
     __tablename__ = "plain_call"

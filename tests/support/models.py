@@ -37,6 +37,7 @@ from sqlqueue import (
     RetryByError,
     SlotMixin,
     StageMixin,
+    StepMixin,
     TopicMixin,
     TraceMixin,
     UniqueMixin,
@@ -311,6 +312,15 @@ class Render(ProgressMixin, JobMixin, Base):
     """A queue whose handlers report their progress."""
 
     __tablename__ = "render"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Voyage(StepMixin, ResultMixin, UniqueMixin, Base):
+    """A queue whose handlers run in steps."""
+
+    __tablename__ = "voyage"
+    __queue__ = QueueOptions(max_crashes=50, retry=ConstantBackoff(timedelta(0), jitter=0))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 

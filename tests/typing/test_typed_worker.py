@@ -10,7 +10,18 @@ from typing import assert_type
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from sqlqueue import AsyncQueueSession, Discard, QueueMixin, QueueSession, TopicMixin, Worker, current_job
+from sqlqueue import (
+    AsyncQueueSession,
+    AsyncSteps,
+    Discard,
+    QueueMixin,
+    QueueSession,
+    StepMixin,
+    Steps,
+    TopicMixin,
+    Worker,
+    current_job,
+)
 
 MINUTE = timedelta(minutes=1)
 
@@ -27,6 +38,12 @@ class Email(QueueMixin, Base):
 
 class Notice(TopicMixin, Base):
     __tablename__ = "notice"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Order(StepMixin, Base):
+    __tablename__ = "order"
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -53,6 +70,34 @@ def send_chunk(session: QueueSession, emails: Sequence[Email]) -> dict[Email, Ex
 
 @Worker(sessionmaker()).handler(Email, mode="at-most-once")
 def forget(email: Email) -> None: ...
+
+
+def book(session: QueueSession) -> str:
+    return "booked"
+
+
+async def book_later(session: AsyncQueueSession) -> str:
+    return "booked"
+
+
+async def charge() -> int:
+    return 7
+
+
+@worker.handler(Order)
+def fulfil(steps: Steps, order: Order) -> None:
+    assert_type(steps.run("charge", lambda: 7), int)
+    assert_type(steps.run("book", book), str)
+    assert_type(steps.key("charge"), str)
+    steps.sleep("rest", MINUTE)
+
+
+@async_worker.handler(Order)
+async def fulfil_later(steps: AsyncSteps, order: Order) -> None:
+    assert_type(await steps.run("charge", charge), int)
+    assert_type(await steps.run("book", book_later), str)
+    assert_type(await steps.key("charge"), str)
+    await steps.sleep("rest", MINUTE)
 
 
 @async_worker.handler(Email)

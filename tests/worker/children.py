@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL, create_engine, event
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker
+from sqlqueue import QueueSession, Steps, Worker
 from sqlqueue._support import processes
 from sqlqueue.worker.supervisor import run_to_end
 from tests.support.fleet import Errand
-from tests.support.models import Ledger, Task
+from tests.support.models import Ledger, Task, Voyage
 from tests.support.processes import Gate
 from tests.support.workers import LEASE, LONG
 
@@ -112,3 +114,35 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def sail(gate: Gate, url: URL, moment: str) -> None:
+    """Run a voyage until its end; or until the commit of the next step, and die just before or after it."""
+    engine = create_engine(url)
+    recording = set[int]()  # the threads whose transactions have recorded a step
+    commit = engine.dialect.do_commit
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "SET steps=" in statement:
+            recording.add(threading.get_ident())
+
+    def do_commit(connection: Any) -> None:
+        if threading.get_ident() in recording and moment == "before":
+            os._exit(9)
+        commit(connection)
+        if threading.get_ident() in recording and moment == "after":
+            os._exit(9)
+
+    event.listen(engine, "before_cursor_execute", note)
+    engine.dialect.do_commit = do_commit  # type: ignore[method-assign]
+    worker = Worker(sessionmaker(engine, class_=QueueSession), poll=timedelta(seconds=0.1))
+
+    @worker.handler(Voyage)
+    def fly(steps: Steps, task: Voyage) -> None:
+        steps.key("pay")
+        steps.run("pay", lambda: "paid")
+        for number in range(2):
+            steps.run(f"book {number}", lambda session, number=number: session.add(Ledger(task_id=number)))
+        worker.stop()
+
+    worker.run()

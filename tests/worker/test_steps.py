@@ -1,0 +1,269 @@
+"""Durable steps: what has run does not run again, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from sqlqueue import ArgumentError, AsyncSteps, Steps, Worker, claim_of
+from sqlqueue.testing import drain
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task, Voyage
+from tests.support.processes import Processes
+from tests.support.rows import count, end_leases, load_all
+from tests.support.workers import LONG, Workers, all_are, eventually
+from tests.worker.children import sail
+
+NOW, SHORT = timedelta(0), timedelta(seconds=0.2)
+
+
+def enter(number: int) -> Callable[[Any], None]:
+    return lambda session: session.add(Ledger(task_id=number))
+
+
+def voyage(db: Database) -> Voyage:
+    (found,) = load_all(db, Voyage)
+    return found
+
+
+def serving(db: Database, sync: Callable[[Steps, Voyage], Any], coroutine: Callable[..., Any]) -> Any:
+    """Return the handler of the kind that workers of this database accept."""
+    return coroutine if db.is_async else sync
+
+
+def test_a_step_that_has_run_does_not_run_again(db: Database, workers: Workers) -> None:
+    ran: list[Any] = []
+
+    def fly(steps: Steps, task: Voyage) -> object:
+        ran.append(steps.key("pay"))
+        paid = steps.run("pay", lambda: ran.append("pay") or ("ch", 1))
+        steps.run("book", enter(1))
+        ran.append(paid)
+        if len(ran) < 6:
+            raise ValueError("again")
+        steps.sleep("rest", SHORT)
+        return steps.run("end", lambda: {"done": True})
+
+    async def fly_awaited(steps: AsyncSteps, task: Voyage) -> object:
+        async def pay() -> Any:
+            ran.append("pay")
+            return ("ch", 1)
+
+        async def book(session: Any) -> None:
+            enter(1)(session)
+            await session.flush()
+
+        async def end() -> Any:
+            return {"done": True}
+
+        ran.append(await steps.key("pay"))
+        paid = await steps.run("pay", pay)
+        await steps.run("book", book)
+        ran.append(paid)
+        if len(ran) < 6:
+            raise ValueError("again")
+        await steps.sleep("rest", SHORT)
+        return await steps.run("end", end)
+
+    db.insert(Voyage, [{"max_attempts": 3}])
+    workers.serve(Voyage, serving(db, fly, fly_awaited))
+    eventually(all_are(db, "completed", Voyage))
+    key = ran[0]
+    assert ran == [key, "pay", ["ch", 1], key, ["ch", 1], key, ["ch", 1], key, ["ch", 1]]
+    assert count(db, Ledger) == 1
+    done = voyage(db)
+    assert (done.attempt, done.max_attempts, done.result) == (4, 4, {"done": True}), "the sleep counts no attempt"
+    assert done.steps is not None
+    assert set(done.steps["steps"]) == {"pay", "book", "rest", "end"}
+
+
+def test_a_stale_process_records_nothing(db: Database, workers: Workers) -> None:
+    """Neither the step nor what it has written."""
+
+    def take_over() -> None:
+        """Leave the row as the claim of another worker does."""
+        db.execute(update(Voyage).values(attempt=Voyage.attempt + 1, claim_token=-7))
+
+    def fly(steps: Steps, task: Voyage) -> None:
+        def book(session: Any) -> None:
+            enter(1)(session)
+            session.flush()
+            if not db.case.one_writer:
+                take_over()
+
+        if db.case.one_writer:
+            take_over()
+        steps.run("book", book)
+
+    async def fly_awaited(steps: AsyncSteps, task: Voyage) -> None:
+        async def book(session: Any) -> None:
+            enter(1)(session)
+            await session.flush()
+
+        await asyncio.to_thread(take_over)
+        await steps.run("book", book)
+
+    db.insert(Voyage, [{}])
+    lease = timedelta(minutes=5)  # no heartbeat notices it before the step does
+    worker = workers.serve(Voyage, serving(db, fly, fly_awaited), poll=LONG, lease=lease).worker
+    eventually(lambda: worker._reports.counts["lost"] == 1)
+    assert voyage(db).steps is None
+    assert count(db, Ledger) == 0
+
+
+@pytest.mark.one_engine
+def test_kills_before_and_after_each_commit(sync_db: Database, processes: Processes) -> None:
+    """A step with a session has taken effect once, and one without it as often as it was not recorded."""
+    sync_db.insert(Voyage, [{}])
+    for number in range(4):
+        for moment, kept in (("before", number), ("after", number + 1)):
+            child = processes.spawn(sail, sync_db.url, moment)
+            eventually(lambda child=child: child.status is not None)
+            assert child.status == 9
+            steps = voyage(sync_db).steps or {"steps": {}, "id": None}
+            assert len(steps["steps"]) + bool(steps["id"]) == kept
+            assert count(sync_db, Ledger) == max(kept - 2, 0)
+            end_leases(sync_db, Voyage)
+    processes.spawn(sail, sync_db.url, "").result()
+    assert voyage(sync_db).status == "completed"
+    assert count(sync_db, Ledger) == 2
+
+
+@pytest.mark.one_engine
+def test_steps_that_run_at_once_are_all_recorded(db: Database, workers: Workers) -> None:
+    if not db.is_async:
+        pytest.skip("coroutines only")
+
+    async def fly(steps: AsyncSteps, task: Voyage) -> None:
+        async def book(session: Any) -> int:
+            await asyncio.sleep(0.01)
+            return 7
+
+        found = await asyncio.gather(*(steps.run(f"step {number}", book) for number in range(8)))
+        assert found == [7] * 8
+
+    db.insert(Voyage, [{}])
+    workers.serve(Voyage, fly)
+    eventually(all_are(db, "completed", Voyage))
+    steps = voyage(db).steps
+    assert steps is not None
+    assert len(steps["steps"]) == 8
+
+
+@pytest.mark.one_engine
+def test_what_keeps_steps_and_what_begins_anew(sync_db: Database) -> None:
+    worker, ran, fails = Worker(sync_db.sessions()), list[str](), iter([True, False, False, False])
+
+    @worker.handler(Voyage)
+    def fly(steps: Steps, task: Voyage) -> None:
+        steps.run("pay", lambda: ran.append("pay"))
+        if next(fails):
+            raise ValueError("no")
+
+    sync_db.insert(Voyage, [{"max_attempts": 1, "unique_key": "a"}])
+    assert drain(worker, raise_errors=False) == {"discarded": 1}
+    assert sync_db.committed.retry(Voyage) == 1
+    drain(worker)
+    assert ran == ["pay"]
+    assert sync_db.committed.rerun(Voyage) == 1
+    drain(worker)
+    assert ran == ["pay"] * 2
+    with sync_db.begin() as session:
+        session.rerun(Voyage)
+        running = session.claim(Voyage)
+    sync_db.execute(update(Voyage).values(steps={"id": None, "steps": {"pay": {"result": None}}}))
+    with sync_db.begin() as session:
+        session.enqueue(Voyage, [{"unique_key": "a"}], on_conflict="rerun")
+        session.complete(claim_of(running))
+    assert (voyage(sync_db).status, voyage(sync_db).steps) == ("available", None)
+
+
+@pytest.mark.one_engine
+def test_a_sleep_cannot_be_caught(sync_db: Database) -> None:
+    worker, woke = Worker(sync_db.sessions()), list[str]()
+
+    @worker.handler(Voyage)
+    def fly(steps: Steps, task: Voyage) -> None:
+        try:
+            steps.sleep("rest", timedelta(hours=1))
+        except Exception:
+            woke.append("caught")
+            return
+        woke.append("woke")
+
+    sync_db.insert(Voyage, [{}])
+    assert drain(worker) == {"snoozed": 1}
+    assert drain(worker, ahead=timedelta(hours=2)) == {"completed": 1}
+    assert woke == ["caught", "woke"]
+
+
+@pytest.mark.one_engine
+def test_bad_steps(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.worker.steps.MOST", 3)
+    monkeypatch.setattr("sqlqueue.worker.steps.LARGEST", 2_000)
+
+    def nest(steps: Steps) -> None:
+        steps.run("outer", lambda session: steps.run("inner", nothing))
+
+    def nothing() -> None: ...
+    def twice(steps: Steps) -> None:
+        steps.run("a", nothing)
+        steps.run("a", nothing)
+
+    def many(steps: Steps) -> None:
+        for number in range(4):
+            steps.run(f"step {number}", nothing)
+
+    def sleep_then_run(steps: Steps) -> None:
+        if steps._kept["steps"]:
+            steps.run("rest", nothing)
+        steps.sleep("rest", timedelta(microseconds=1))
+
+    for complaint, act in [
+        ("'a' has run before", twice),
+        ("at most 3 steps", many),
+        ("would take", lambda steps: steps.run("large", lambda: "x" * 2_000)),
+        ("result", lambda steps: steps.run("no JSON", lambda: b"")),
+        ("name", lambda steps: steps.run("", nothing)),
+        ("takes nothing, or a session", lambda steps: steps.run("two", lambda one, two: None)),
+        ("not a function", lambda steps: steps.run("none", None)),
+        ("do not nest", nest),
+        ("delay", lambda steps: steps.sleep("rest", timedelta(-1))),
+        ("of another kind", sleep_then_run),
+    ]:
+        worker = Worker(sync_db.sessions())
+
+        @worker.handler(Voyage)
+        def fly(steps: Steps, task: Voyage, act: Any = act) -> None:
+            act(steps)
+
+        sync_db.insert(Voyage, [{"max_attempts": 1}])
+        with pytest.raises(ArgumentError, match=complaint):
+            drain(worker, ahead=timedelta(seconds=5))
+        sync_db.committed.cancel(Voyage)
+
+
+@pytest.mark.one_engine
+def test_handlers_that_cannot_take_steps(sync_db: Database) -> None:
+    worker = Worker(sync_db.sessions())
+
+    def fly(steps: Steps, task: Any) -> None: ...
+    async def fly_awaited(steps: AsyncSteps, task: Any) -> None: ...
+    async def mistaken(steps: Steps, task: Any) -> None: ...
+
+    for complaint, model, handler, options in [
+        ("derive it from StepMixin", Task, fly, {}),
+        ("mode='lock'", Voyage, fly, {"mode": "lock"}),
+        ("mode='at-most-once'", Voyage, fly, {"mode": "at-most-once"}),
+        ("chunk=", Voyage, fly, {"chunk": 5}),
+        ("gets AsyncSteps, not Steps", Voyage, mistaken, {}),
+        ("needs a worker of an async_sessionmaker", Voyage, fly_awaited, {}),
+    ]:
+        given: Any = options
+        with pytest.raises(ArgumentError, match=complaint):
+            worker.handler(model, **given)(handler)
