@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -184,22 +185,47 @@ def test_what_keeps_steps_and_what_begins_anew(sync_db: Database) -> None:
 
 
 @pytest.mark.one_engine
-def test_a_sleep_cannot_be_caught(sync_db: Database) -> None:
-    worker, woke = Worker(sync_db.sessions()), list[str]()
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_sleep_cannot_be_caught(db: Database, workers: Workers, goes_on: bool) -> None:
+    """The next step raises it again, and so does the return."""
+    ran: list[str] = []
+
+    def fly(steps: Steps, task: Voyage) -> None:
+        with suppress(Exception):
+            steps.sleep("rest", timedelta(hours=1))
+        if goes_on:
+            steps.run("next", lambda: ran.append("next"))
+
+    async def fly_awaited(steps: AsyncSteps, task: Voyage) -> None:
+        async def go_on() -> None:
+            ran.append("next")
+
+        with suppress(Exception):
+            await steps.sleep("rest", timedelta(hours=1))
+        if goes_on:
+            await steps.run("next", go_on)
+
+    db.insert(Voyage, [{}])
+    worker = workers.serve(Voyage, serving(db, fly, fly_awaited), poll=LONG).worker
+    eventually(lambda: worker._reports.counts.total() >= 2)
+    eventually(lambda: voyage(db).status != "running")
+    assert (voyage(db).status, ran) == ("scheduled", [])
+
+
+@pytest.mark.one_engine
+def test_drain_passes_what_a_task_sleeps(sync_db: Database) -> None:
+    worker, calls = Worker(sync_db.sessions()), list[int]()
 
     @worker.handler(Voyage)
     def fly(steps: Steps, task: Voyage) -> None:
-        try:
+        calls.append(task.id)
+        with suppress(Exception):
             steps.sleep("rest", timedelta(hours=1))
-        except Exception:
-            woke.append("caught")
-            return
-        woke.append("woke")
 
     sync_db.insert(Voyage, [{}])
     assert drain(worker) == {"snoozed": 1}
     assert drain(worker, ahead=timedelta(hours=2)) == {"completed": 1}
-    assert woke == ["caught", "woke"]
+    assert len(calls) == 2
 
 
 @pytest.mark.one_engine
