@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 import zlib
@@ -112,11 +113,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape the log of a test so that it can be passed to another process: some tests log lone surrogates."""
-    report = yield
-    report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
-    return report
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Escape the text of a report so that it can be passed to another process: some tests log lone surrogates."""
+    data = yield
+    text = json.dumps(data, ensure_ascii=False)
+    return data if text.isascii() else json.loads(text.encode(errors="replace"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
