@@ -96,9 +96,7 @@ class Steps:
         duration("delay", delay)
         found = self._begin(name, "until")
         if found is None:
-            self._record(
-                name, lambda _, session: {"until": session.scalar(select(utcnow(delay)), **self._bind).isoformat()}
-            )
+            self._record(name, lambda _, session: {"until": self._later(session, delay).isoformat()})
         else:
             since = self._job.claim.claimed_at or datetime.now(UTC)
             delay = datetime.fromisoformat(found["until"]) - since
@@ -124,9 +122,10 @@ class Steps:
         if self._pause is not None:
             raise self._pause
 
-    @property
-    def _bind(self) -> dict[str, Any]:
-        return {"bind_arguments": self._job.handler.spec.bind_arguments}
+    def _later(self, session: Session, delay: timedelta) -> datetime:
+        bind_arguments = self._job.handler.spec.bind_arguments
+        moment: datetime = session.execute(select(utcnow(delay)), bind_arguments=bind_arguments).scalar_one()
+        return moment
 
     def _check(self) -> None:
         self.end()
