@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from . import operations
 from ._support.errors import (
     ArgumentError,
+    BatchClosedError,
     Claim,
     ClaimLostError,
     ConfigurationError,
@@ -70,6 +71,7 @@ __all__ = [
     "AsyncQueueSession",
     "AsyncSteps",
     "AttemptOutcome",
+    "BatchClosedError",
     "Cancel",
     "Cause",
     "Claim",

@@ -13,7 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
 from .model.declaration import QueueMixin
-from .operations import OnConflict, Tasks
+from .operations import Awaited, OnConflict, Tasks, When
 from .queue.spec import Where
 from .session import QueueSession
 
@@ -80,6 +80,8 @@ class AsyncQueueSession(AsyncSession):
 
     batch = _awaited_block(operations.batch)
     advance = _awaited(operations.advance)
+    event = _awaited(operations.event)
+    open_event = _awaited(operations.open_event)
     declare_schedules = _awaited(operations.declare_schedules)
     reschedule = _awaited(operations.reschedule)
     unschedule = _awaited(operations.unschedule)
@@ -144,6 +146,10 @@ class AsyncQueueSession(AsyncSession):
         version: InstrumentedAttribute[Any] | None = None,
         delay: timedelta | None = None,
         expires: timedelta | None = None,
+        after: Awaited | Iterable[Awaited] | None = None,
+        when: When = "completed",
+        timeout: timedelta | None = None,
+        into: Awaited | None = None,
     ) -> None: ...
     @overload
     async def enqueue(
@@ -156,6 +162,10 @@ class AsyncQueueSession(AsyncSession):
         version: InstrumentedAttribute[Any] | None = None,
         delay: timedelta | None = None,
         expires: timedelta | None = None,
+        after: Awaited | Iterable[Awaited] | None = None,
+        when: When = "completed",
+        timeout: timedelta | None = None,
+        into: Awaited | None = None,
         copy: bool = False,
     ) -> None: ...
     @wraps(operations.enqueue)

@@ -30,6 +30,8 @@ class QueueSession(Session):
     enqueue = operations.enqueue
     batch = operations.batch
     advance = operations.advance
+    event = operations.event
+    open_event = operations.open_event
     declare_schedules = operations.declare_schedules
     reschedule = operations.reschedule
     unschedule = operations.unschedule

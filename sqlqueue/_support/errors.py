@@ -95,6 +95,7 @@ _LOWER = 32
 #     ├── UnsettledClaimError         a commit would drop a claim that only locks
 #     ├── IllegalTransitionError      the task was never claimed, or is already settled
 #     ├── DuplicateTaskError          a task with this key exists
+#     ├── BatchClosedError            a batch has ended, and takes no more members
 #     ├── HandlerNotFoundError        no handler for this task
 #     ├── SchemaMismatchError         the live schema does not match the models
 #     └── ProcessDiedError            the child process of a handler died
@@ -204,6 +205,14 @@ class DuplicateTaskError(SQLQueueError):
         super().__init__(message)
         self.model = model
         self.keys = tuple(keys)
+
+
+class BatchClosedError(SQLQueueError):
+    """Raised for a new member of a batch that has ended; ``key`` is that of the batch."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class HandlerNotFoundError(SQLQueueError):

@@ -244,6 +244,7 @@ def _latch_columns() -> dict[str, dict[str, Any]]:
         "opened_at": {"type_": timestamp_type(), **optional},
         "broken_at": {"type_": timestamp_type(), **optional},
         **{name: {"type_": Integer(), **optional} for name in OUTCOMES},
+        "payload": {"type_": json_type(), **optional},
         "changes": {"type_": Integer(), "server_default": text("0"), **required},
         "created_at": moment,
     }
@@ -289,6 +290,8 @@ class LatchMixin(CompanionMixin):
         cancelled: Mapped[int | None]
         skipped: Mapped[int | None]
         """How many were not needed: they wait for a failure, and there was none."""
+        payload: Mapped[Any]
+        """What the event was opened with."""
         changes: Mapped[int]
         """Written where locks do not keep other servers of a cluster from opening it."""
         created_at: Mapped[datetime]

@@ -19,6 +19,7 @@ from .history import (
 )
 from .latches import advance, prune_batches
 from .paging import find
+from .placing import Awaited, Event, When, event, open_event
 from .reactivating import rerun, retry, run_now
 from .recording import attempt_text, brief, reported, spoken
 from .schedules import DeclaredSchedules, RecurringTask, declare_schedules, recurring_tasks, reschedule, unschedule
@@ -47,6 +48,7 @@ __all__ = [
     "DeclaredSchedules",
     "Durations",
     "ErrorGroup",
+    "Event",
     "Explanation",
     "HandlerInfo",
     "Limit",
@@ -76,12 +78,14 @@ __all__ = [
     "drain_workers",
     "enqueue",
     "errors",
+    "event",
     "fail",
     "find",
     "heartbeat",
     "history",
     "in_error_group",
     "limits",
+    "open_event",
     "overview",
     "pause",
     "paused",

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
-from .._support import checks
 from .._support.errors import ArgumentError
-from ..model.companions import LatchMixin, latches_of, missing_companion
-from ..model.declaration import LONGEST_LATCH, QueueMixin
+from ..model.declaration import QueueMixin
 from ..queue.options import Status
-from ..queue.spec import QueueSpec, spec_of
+from ..queue.spec import QueueSpec
 from ..sql import NEVER
 from ..transaction import Access, AnySession, session_of
 from .enqueueing import EnqueueOptions, check_rows, dictionaries, enqueue
 from .latches import ANY, Latches
+from .placing import PART, When, check_key, check_when, flow_spec, new_key
 
-When = Literal["completed", "failed", "final"]
 T = TypeVar("T", bound=QueueMixin)
-PART = "/"
-"""Separates the key of a batch from the names of its parts."""
 
 
 @dataclass(eq=False)
@@ -108,8 +102,7 @@ class TaskBatch:
             raise ArgumentError(f"the block of the batch {self.key!r} has ended")
         if rows is None and isinstance(task, type):
             raise ArgumentError(f"add({task.__name__}, rows): the rows are missing")
-        if when not in get_args(When):
-            raise ArgumentError(f"when={when!r}: give one of {', '.join(get_args(When))}")
+        check_when(when)
         spec = flow_spec(task if rows is not None else type(task))
         if rows is not None:
             tasks: list[Any] = dictionaries(rows)
@@ -229,22 +222,6 @@ def _listed(given: Any) -> list[Any]:
     return list(given)
 
 
-def flow_spec(entity: Any) -> QueueSpec:
-    """Return the spec of a model whose tasks can have latches; raise the error that says what it lacks."""
-    spec = spec_of(entity)
-    if not spec.has_latches:
-        name = spec.entity.__name__
-        raise ArgumentError(f"{name} cannot be in a batch: derive it from FlowMixin, and migrate")
-    if latches_of(spec) is None:
-        raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot be in a batch")
-    return spec
-
-
-def new_key() -> str:
-    """Return the key of a batch to which nobody gives one; later ones are greater."""
-    return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
-
-
 @contextmanager
 def batch(session: AnySession, key: str | None = None) -> Generator[TaskBatch]:
     """Enqueue tasks that belong together, at the end of the block and in the session's transaction.
@@ -264,11 +241,3 @@ def batch(session: AnySession, key: str | None = None) -> Generator[TaskBatch]:
     made = TaskBatch(new_key() if key is None else check_key(key))
     yield made
     made._insert(session)
-
-
-def check_key(key: str) -> str:
-    """Return the key of a batch if it can be one."""
-    checks.key("key", key, LONGEST_LATCH - 20)
-    if PART in key:
-        raise ArgumentError(f"key={key!r}: a key has no slash, which separates it from the names of parts")
-    return key

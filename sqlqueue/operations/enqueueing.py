@@ -13,6 +13,7 @@ from sqlalchemy import Column, insert, inspect, select
 from sqlalchemy.orm import InstrumentedAttribute, RelationshipDirection, RelationshipProperty, Session
 from sqlalchemy.orm.attributes import get_history, instance_state, set_committed_value
 from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
+from sqlalchemy.util import immutabledict
 
 from .._support.checks import duration
 from .._support.errors import ArgumentError
@@ -26,6 +27,7 @@ from ..queue.spec import QueueSpec, spec_of
 from ..sql import aware, utcnow
 from ..transaction import Access, AnySession, announce, check_engine, open_, scope_of, session_of
 from .conflicts import Conflicts, Row, existing, translating
+from .placing import Awaited, Place, Placing, When
 
 # -- reads the row to insert from an instance, without the ORM's unit of work: its columns, and foreign keys from
 #    relationships
@@ -210,13 +212,21 @@ class EnqueueOptions(NamedTuple):
     delay: timedelta | None
     expires: timedelta | None
     copy: bool
+    place: Mapping[str, Any] = immutabledict()
+    """The attributes that the place of the tasks among others gives them."""
+
+    def placed(self, spec: QueueSpec, place: Place | None) -> EnqueueOptions:
+        """Return these options with the place of the tasks, if they have one."""
+        if place is None:
+            return self
+        return self._replace(place={spec.attributes[role]: value for role, value in place.values.items()})
 
     def fixed(self, spec: QueueSpec) -> Row:
         """Return the expressions for the attributes that ``delay`` and ``expires`` set, by the database's clock.
 
         Raises :class:`.ArgumentError` if tasks of this queue do not expire.
         """
-        values: Row = {}
+        values: Row = dict(self.place)
         if self.delay is not None:
             moment, status = spec.attributes["available_at"], spec.attributes["status"]
             values = {moment: utcnow(self.delay), status: Status.SCHEDULED.value}
@@ -353,6 +363,10 @@ def enqueue(
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
     expires: timedelta | None = None,
+    after: Awaited | Iterable[Awaited] | None = None,
+    when: When = "completed",
+    timeout: timedelta | None = None,
+    into: Awaited | None = None,
 ) -> None: ...
 @overload
 def enqueue(
@@ -365,6 +379,10 @@ def enqueue(
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
     expires: timedelta | None = None,
+    after: Awaited | Iterable[Awaited] | None = None,
+    when: When = "completed",
+    timeout: timedelta | None = None,
+    into: Awaited | None = None,
     copy: bool = False,
 ) -> None: ...
 def enqueue(
@@ -377,6 +395,10 @@ def enqueue(
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
     expires: timedelta | None = None,
+    after: Awaited | Iterable[Awaited] | None = None,
+    when: When = "completed",
+    timeout: timedelta | None = None,
+    into: Awaited | None = None,
     copy: bool = False,
 ) -> None:
     """Insert tasks in the session's transaction: instances, or a model and rows as dictionaries.
@@ -414,6 +436,12 @@ def enqueue(
     In a listener of a flush (``before_flush``, ``after_flush``), instances are only added, as by ``session.add()``: the
     session's next flush inserts them, at the latest that of the commit.
 
+    With ``after``, the tasks wait for stored tasks, or for batches and events by their keys, of one of these or of a
+    list, as ``when`` says: see :meth:`.TaskBatch.add`.  ``timeout``: after that time they start whatever has happened.
+    A key that no batch has is that of an event, see :func:`.open_event`.  ``into``: the key of a batch whose members
+    they become, or a task in one, such as the one that is running: what waits for that task waits for them too.  Raises
+    :class:`.BatchClosedError` if the batch has ended.  These need ``on_conflict="raise"``.
+
     Handling a conflict waits for a row that an open transaction is claiming or settling; a plain insert does not wait.
     Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can
     conflict on other unique keys as well, they can deadlock even in the same order.
@@ -428,15 +456,16 @@ def enqueue(
     if delay is not None:
         duration("delay", delay, zero=True)
     options = EnqueueOptions(on_conflict, version, delay, expires, copy)
+    placing = Placing(into, after, when, timeout)
+    placing.check(alone=on_conflict == "raise" and delay is None and not copy)
     if rows is not None:
         spec, values = spec_of(tasks), dictionaries(rows)
-        check_rows(spec, values, options)
-        _enqueue_rows(session, spec, values, options)
+        _place_rows(session, spec, values, options, placing)
         return
     groups = _by_spec(tasks)
     if on_conflict == "raise":
         for spec, group in groups:
-            _add(session, spec, group, options.fixed(spec))
+            _place(session, spec, group, options, placing)
         return
     batches = [(spec, Instances(session, spec, group)) for spec, group in groups]
     for spec, instances in batches:
@@ -454,6 +483,25 @@ def enqueue(
         shown = [spec.identity_of(task) for task in instances.tasks if is_stored(task) and task in session]
         if on_conflict != "ignore":
             adapter.rows.load(session, spec, shown)
+
+
+def _place_rows(session: Session, spec: QueueSpec, rows: list[Row], options: EnqueueOptions, placing: Placing) -> None:
+    """Insert rows at their place among other tasks."""
+    place = placing.of(session, spec)
+    options = options.placed(spec, place)
+    check_rows(spec, rows, options)
+    _enqueue_rows(session, spec, rows, options)
+    if place is not None:
+        place.arrive()
+
+
+def _place(session: Session, spec: QueueSpec, tasks: list[Any], options: EnqueueOptions, placing: Placing) -> None:
+    """Insert instances at their place among other tasks."""
+    place = placing.of(session, spec)
+    _add(session, spec, tasks, options.placed(spec, place).fixed(spec))
+    if place is not None and place.arrive():
+        for task in tasks:
+            session.refresh(task)
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:

@@ -94,7 +94,7 @@ class Latches:
     def _execute(self, statement: Any) -> Any:
         return self.adapter.rows.execute(self.session, self.spec, statement)
 
-    def _change(self, ids: Collection[str], **values: Any) -> None:
+    def change(self, ids: Collection[str], **values: Any) -> None:
         for some in _parts(ids):
             self._execute(update(self.model.table).where(self.c.id.in_(some)).values(**values))
 
@@ -169,14 +169,14 @@ class Latches:
             for row in ripe:
                 groups[tuple(counts[row.id][name] for name in OUTCOMES)].append(row.id)
             for numbers, ids in groups.items():
-                self._change(ids, opened_at=utcnow(), **dict(zip(OUTCOMES, numbers, strict=True)))
+                self.change(ids, opened_at=utcnow(), **dict(zip(OUTCOMES, numbers, strict=True)))
             late = [row for row in ripe if row.broken_at is None and _is_failing(counts[row.id])]
-            self._change([row.id for row in late], broken_at=utcnow())
-            skipped = self._release([row for row in ripe if row.broken_at is None and row not in late])
-            cancelled = self._fail([row for row in ripe if row.broken_at is not None or row in late], early=False)
+            self.change([row.id for row in late], broken_at=utcnow())
+            skipped = self.release([row for row in ripe if row.broken_at is None and row not in late])
+            cancelled = self.fail([row for row in ripe if row.broken_at is not None or row in late], early=False)
             opened += len(ripe)
-            above = self._above(ripe) | skipped | cancelled
-            left |= above | self.break_(self._above(late) | cancelled)
+            above = self.above(ripe) | skipped | cancelled
+            left |= above | self.break_(self.above(late) | cancelled)
             todo = self.ripe(above)
         return Look(opened, frozenset(left))
 
@@ -189,8 +189,8 @@ class Latches:
             rows = [row for row in rows if self._knows(row)]
             if not rows:
                 break
-            self._change([row.id for row in rows], broken_at=utcnow())
-            todo = self._above(rows) | self._fail(rows, early=True)
+            self.change([row.id for row in rows], broken_at=utcnow())
+            todo = self.above(rows) | self.fail(rows, early=True)
             affected |= todo
         return affected
 
@@ -199,14 +199,14 @@ class Latches:
         return {*row.members, *row.waiters} <= {ANY, *self.flows}
 
     def _lock(self, ids: Collection[str], *criteria: Criterion, skips: bool) -> list[Any]:
-        names = ("id", "reports_to", "waits_for", "members", "waiters", "opened_at", "broken_at")
+        names = ("id", "reports_to", "waits_for", "members", "waiters", "opened_at", "broken_at", "sealed")
         found: list[Any] = []
         for some in _parts(sorted(ids)):
             wanted = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
             found += self._execute(self.adapter.rows.locking(self.model.table, wanted, skips=skips)).all()
         return found
 
-    def _above(self, rows: Iterable[Any]) -> set[str]:
+    def above(self, rows: Iterable[Any]) -> set[str]:
         """Return the latches that depend on these: those to which they report, and those that open with them."""
         rows = list(rows)
         found = {row.reports_to for row in rows if row.reports_to is not None}
@@ -242,7 +242,7 @@ class Latches:
 
     # -- releases tasks that wait
 
-    def _release(self, rows: Sequence[Any]) -> set[str]:
+    def release(self, rows: Sequence[Any]) -> set[str]:
         """Start what waits for the success of these latches; return the latches of tasks that are not needed."""
         ended = set[str]()
         for spec, ids in self._waiters(rows):
@@ -250,7 +250,7 @@ class Latches:
             ended |= self._end(spec, ids, FAILED, [(spec["waits_when"], SKIPPED)])
         return ended
 
-    def _fail(self, rows: Sequence[Any], *, early: bool) -> set[str]:
+    def fail(self, rows: Sequence[Any], *, early: bool) -> set[str]:
         """Start what waits for the failure of these latches, and cancel what waits for their success; return the
         latches of the latter.  ``early``: the latches are not open yet."""
         ended = set[str]()
@@ -308,11 +308,13 @@ class Latches:
 
     # -- closes latches again, for members that are made available again
 
-    def hold(self, ids: Collection[str]) -> None:
-        """Lock latches, whatever their state, so that they open neither before nor while their members change."""
-        self._lock(ids, skips=False)
+    def hold(self, ids: Collection[str]) -> list[Any]:
+        """Lock latches, whatever their state, so that they open neither before nor while their members change; return
+        their rows."""
+        held = self._lock(ids, skips=False)
         if self.adapter.inspection.locks_elsewhere(self.session.connection(self.spec.bind_arguments)):
-            self._change(ids, changes=self.c.changes + _ONE)  # other nodes do not see the lock, but two writes conflict
+            self.change(ids, changes=self.c.changes + _ONE)  # other nodes do not see the lock, but two writes conflict
+        return held
 
     def reopen(self, ids: Collection[str]) -> None:
         """Close latches whose members are unfinished again, and those above; mend those without other failures, and
@@ -326,10 +328,10 @@ class Latches:
             ]
             # of a latch that stays broken, a member that runs again changes nothing but that it is closed
             closed = [row for row in rows if row.opened_at is not None]
-            self._change([row.id for row in closed], opened_at=null(), **dict.fromkeys(OUTCOMES, null()))
-            self._change([row.id for row in mended], broken_at=null())
+            self.change([row.id for row in closed], opened_at=null(), **dict.fromkeys(OUTCOMES, null()))
+            self.change([row.id for row in mended], broken_at=null())
             changed = {row.id: row for row in (*closed, *mended)}
-            todo = self._above(changed.values())
+            todo = self.above(changed.values())
             todo |= self._revive(mended, COMPLETED) | self._revive(closed, SKIPPED)
 
     def _broken_below(self, rows: Sequence[Any]) -> set[str]:
@@ -345,6 +347,12 @@ class Latches:
             found.update(row.id for row in rows if row.waits_for in sick)
         return found
 
+    def broken_links(self, links: Collection[str]) -> set[str]:
+        """Return those of these latches whose sources are broken."""
+        source = self.model.table.alias("source")
+        found = select(self.c.id).where(self.c.waits_for == source.c.id, source.c.broken_at.is_not(None))
+        return {key for some in _parts(links) for key in self._execute(found.where(self.c.id.in_(some))).scalars()}
+
     def _revive(self, rows: Sequence[Any], when: str) -> set[str]:
         above = set[str]()
         for spec, ids in self._waiters(rows):
@@ -353,7 +361,26 @@ class Latches:
             above.update(self._write(spec, found, gone, revive_assignments(spec)))
         return above
 
-    # -- adds latches
+    # -- adds latches, members and waiters
+
+    def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = ()) -> Any:
+        """Lock a latch against being opened, without waiting for others that add to it; note the tables of what is
+        added.  Returns its row, or ``None``."""
+        asked = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
+        asked, added = asked.where(self.c.id == key), {"members": set(members), "waiters": set(waiters)}
+        found = self._execute(asked).one_or_none()
+        if found is None:
+            return None
+        locking, table = self.adapter.rows.locking, self.model.table
+        if any(tables.difference(getattr(found, name)) for name, tables in added.items()):
+            found = self._execute(locking(table, asked, skips=False)).one()  # the latest, whatever the snapshot
+            merged = {name: sorted(tables.union(getattr(found, name))) for name, tables in added.items()}
+            self.change([key], **merged)
+            return self._execute(asked).one()
+        if not self.adapter.inspection.locks_elsewhere(self.session.connection(self.spec.bind_arguments)):
+            return self._execute(locking(table, asked, skips=False, shared=True)).one()
+        self.change([key], changes=self.c.changes + _ONE)  # locks of other nodes do not hold, but two writes conflict
+        return self._execute(asked).one()
 
     def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert latches.  Raises :class:`.DuplicateTaskError` if a key exists."""

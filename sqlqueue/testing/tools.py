@@ -258,8 +258,11 @@ def _clock_of(session: Session, ahead: timedelta) -> Iterator[None]:
             event.remove(session, name, listener)
 
 
+_COMING = (Status.SCHEDULED, Status.RETRYABLE, Status.WAITING)
+
+
 def _until_next(session: Session, spec: QueueSpec) -> timedelta | None:
-    waits, moment = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)]), spec["available_at"]
+    waits, moment = spec["status"].in_([state(status) for status in _COMING]), spec["available_at"]
     asked = select(utcnow(), func.min(moment)).where(waits, moment > utcnow(), moment < literal(NEVER, moment.type))
     row: Any = open_(session, spec).rows.execute(session, spec, asked).one()
     now, first = row

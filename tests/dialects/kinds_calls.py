@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from sqlalchemy import select
+
 from sqlqueue import QueueSession, utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import ClaimRequest
@@ -28,7 +30,7 @@ from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
-from tests.support.flows import Page
+from tests.support.flows import Latch, Page
 from tests.support.models import (
     Chore,
     Crawl,
@@ -220,10 +222,16 @@ def flows() -> Iterator[tuple[str, Call]]:
     yield "Flow.of_failed", lambda s: of(s).of_failed({spec: [(7,)]})
     yield "Flow.lock", lambda s: of(s)._lock(["a", "b"], skips=True)
     yield "Flow.hold", lambda s: of(s).hold(["a", "b"])
+    asked = select(Latch.__table__.c.opened_at).where(Latch.__table__.c.id == "x")
+    yield (
+        "Flow.share",
+        lambda s: of(s)._execute(of(s).adapter.rows.locking(Latch.__table__, asked, skips=False, shared=True)),
+    )
+    yield "Flow.broken_links", lambda s: of(s).broken_links(["a"])
     yield "Flow.count", lambda s: of(s)._count([row])
-    yield "Flow.above", lambda s: of(s)._above([row])
-    yield "Flow.release", lambda s: of(s)._release([row])
-    yield "Flow.fail", lambda s: of(s)._fail([row], early=True)
+    yield "Flow.above", lambda s: of(s).above([row])
+    yield "Flow.release", lambda s: of(s).release([row])
+    yield "Flow.fail", lambda s: of(s).fail([row], early=True)
     yield "Flow.broken_below", lambda s: of(s)._broken_below([row])
     yield "Flow.revive", lambda s: of(s)._revive([row], "completed")
     yield "Flow.cancel", lambda s: s.cancel(Page, Page.name == "a")

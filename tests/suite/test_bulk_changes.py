@@ -194,4 +194,4 @@ def test_functions_on_a_plain_session(db: Database) -> None:
         assert len(session.run(sqlqueue.find, Task, Task.status == "discarded")) == 2
         assert session.run(sqlqueue.cancel, Task) == 4
         assert session.run(sqlqueue.prune, Task, timedelta(days=1)) == 3
-    assert sorted(statuses(db)) == ["cancelled"] * 3 + ["discarded"]
+    assert sorted(statuses(db)) == ["cancelled"] * 4 + ["discarded"]

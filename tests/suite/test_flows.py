@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
     ArgumentError,
+    BatchClosedError,
     Cause,
     ConfigurationError,
     DuplicateTaskError,
@@ -28,6 +29,7 @@ from sqlqueue.operations.latches import Latches
 from sqlqueue.transaction import Access
 from tests.support.flows import Latch, Note, Page, flow
 from tests.support.harness import Database
+from tests.support.workers import eventually
 
 __all__ = ["flow"]
 
@@ -249,6 +251,111 @@ def test_why_a_task_waits(flow: Database) -> None:
         note = session.scalar(select(Note).where(Note.name == "completed"))
         (reason,) = session.why(note).reasons
     assert (reason.cause, reason.text) == (Cause.WAITS, "it waits for 'import', until all of it is completed")
+
+
+# -- members and waiters that are added later, and events --------------------------------------------------------------
+
+
+@pytest.mark.asyncio_everywhere
+def test_a_running_member_adds_members(flow: Database) -> None:
+    with flow.begin() as session, session.batch("crawl") as batch:
+        last = batch.add(Page(name="after"), after=batch.add(Page(name="first")))
+        batch.then(Note(name="end"))
+    assert last.status == "waiting"
+    with flow.begin() as session:
+        task = session.claim(Page)
+        session.enqueue(Page, [{"name": "found"}], into=task)
+        session.enqueue(Page(name="more"), into="crawl")
+        session.complete(task)
+    assert flow.committed.advance(Page) == 0
+    ran = work(flow)
+    assert ran.index("found") < ran.index("after") < ran.index("end")
+    assert ran.index("more") < ran.index("end")
+    with pytest.raises(BatchClosedError, match="'crawl' has ended"), flow.begin() as session:
+        session.enqueue(Page(), into="crawl")
+
+
+@pytest.mark.asyncio_everywhere
+def test_stored_tasks_get_successors_before_and_after_their_end(flow: Database) -> None:
+    for name in ("good", "bad"):
+        flow.committed.enqueue(Page(name=name))
+    for moment in ("before", "after"):
+        with flow.begin() as session:
+            for page in session.scalars(select(Page).where(Page.name.in_(["good", "bad"]))).all():
+                for when in ("completed", "failed", "final"):
+                    session.enqueue(Note(name=f"{page.name} {moment} {when}"), after=page, when=when)
+        if moment == "before":
+            work(flow, "bad", models=[Page])
+    with flow.begin() as session:
+        good = session.scalar(select(Page).where(Page.name == "good"))
+        session.enqueue(Note(name="both"), after=[good, "unknown"])
+    found = ends(flow, Note)
+    for moment in ("before", "after"):
+        assert found[f"good {moment} completed"] == found[f"bad {moment} failed"] == "available"
+        assert found[f"good {moment} final"] == found[f"bad {moment} final"] == "available"
+        assert found[f"good {moment} failed"] == found[f"bad {moment} completed"] == "cancelled"
+    assert found["both"] == "waiting"
+
+
+@pytest.mark.asyncio_everywhere
+def test_events_open_once_before_or_after_tasks_wait_for_them(flow: Database) -> None:
+    flow.committed.enqueue(Note(name="early"), after="label:7")
+    flow.committed.enqueue(Note, [{"name": "both"}], after=["label:7", "paid:7"])
+    assert flow.committed.advance(Page) == 0
+    assert flow.committed.open_event(Page, "label:7", {"url": 1}) is True
+    assert flow.committed.open_event(Page, "label:7", {"url": 2}) is False
+    flow.committed.enqueue(Note(name="late"), after="label:7")
+    assert ends(flow, Note) == {"early": "available", "both": "waiting", "late": "available"}
+    assert flow.committed.open_event(Page, "paid:7") is True
+    assert ends(flow, Note)["both"] == "available"
+    assert flow.committed.event(Page, "label:7").payload == {"url": 1}
+    assert flow.committed.event(Page, "unknown") is None
+
+
+@pytest.mark.sync_only
+def test_a_waiter_that_comes_while_an_event_opens_is_not_forgotten(flow: Database) -> None:
+    for number in range(ROUNDS):
+        key, barrier = f"event {number}", threading.Barrier(2)
+
+        def wait(key: str = key, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(30)
+            flow.committed.enqueue(Note(name=key), after=key)
+
+        def open_it(key: str = key, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(30)
+            flow.committed.open_event(Page, key)
+
+        threads = [threading.Thread(target=target) for target in (wait, open_it)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        flow.committed.open_event(Page, key)  # if the other one lost the race for a new key
+        assert ends(flow, Note)[key] == "available"
+
+
+@pytest.mark.one_engine
+def test_tasks_start_at_their_deadline_and_wrong_places_are_refused(flow: Database) -> None:
+    flow.committed.enqueue(Note(name="x"), after="never", timeout=timedelta(seconds=0.01))
+    flow.committed.enqueue(Note(name="y"), after="never", timeout=timedelta(days=1))
+    eventually(lambda: work(flow) == ["x"])
+    assert flow.committed.event(Page, "never").opened_at is None
+    with flow.begin() as session, session.batch("batch") as batch:
+        batch.add(Page(name="z"))
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("give after=", {"timeout": timedelta(1)}),
+        ("give after=", {"when": "failed"}),
+        ("give one of", {"after": "a", "when": "ended"}),
+        ("give tasks, or keys", {"after": []}),
+        ("no such batch", {"into": "unknown"}),
+        ("cannot be combined", {"after": "a", "delay": timedelta(1)}),
+        ("has no slash", {"after": "a/b"}),
+    ]
+    for text, arguments in wrong:
+        with pytest.raises(ArgumentError, match=text), flow.begin() as session:
+            session.enqueue(Page(), **arguments)
+    with pytest.raises(ArgumentError, match="is a batch"), flow.begin() as session:
+        session.open_event(Page, "batch")
 
 
 # -- graphs, compared with a model in Python --------------------------------------------------------------------------

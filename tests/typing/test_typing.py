@@ -19,6 +19,7 @@ from sqlqueue import (
     Cron,
     DeclaredSchedules,
     ErrorGroup,
+    Event,
     Every,
     ExponentialBackoff,
     FlowMixin,
@@ -175,6 +176,11 @@ def batches(session: QueueSession, page: Page) -> None:
         batch.add(Page(), [{}])  # type: ignore[call-overload]
     assert_type(session.advance(Page), int)
     assert_type(page.reports_to, str | None)
+    session.enqueue(Page(), after=[page, "label"], when="failed", timeout=MINUTE, into="import 7")
+    session.enqueue(Page, [{}], into=page)
+    session.enqueue(Page(), after=7)  # type: ignore[call-overload]
+    assert_type(session.open_event(Page, "label", {"a": 1}), bool)
+    assert_type(session.event(Page, "label"), Event | None)
 
 
 async def async_batches(session: AsyncQueueSession) -> None:

@@ -1,0 +1,240 @@
+"""Gives new tasks their place among others: the batch that they join, and the tasks, batches and events that they wait
+for; and opens events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from sqlalchemy import and_, insert, select
+from sqlalchemy.orm import Session
+
+from .._support import checks
+from .._support.errors import ArgumentError, BatchClosedError
+from ..model.companions import OUTCOMES, LatchMixin, latches_of, missing_companion
+from ..model.declaration import LONGEST_LATCH, QueueMixin
+from ..queue.options import Status
+from ..queue.spec import QueueSpec, spec_of
+from ..sql import NEVER, utcnow, write
+from ..transaction import Access, AnySession, session_of
+from .conflicts import insert_unless_duplicate
+from .latches import ANY, Latches, has_failed
+
+When = Literal["completed", "failed", "final"]
+Awaited: TypeAlias = "QueueMixin | str"
+"""A stored task, or the key of a batch or an event."""
+PART = "/"
+"""Separates the key of a batch from the names of its parts."""
+
+
+def flow_spec(entity: Any) -> QueueSpec:
+    """Return the spec of a model whose tasks can have latches; raise the error that says what it lacks."""
+    spec = spec_of(entity)
+    if not spec.has_latches:
+        name = spec.entity.__name__
+        raise ArgumentError(f"{name} cannot be in a batch: derive it from FlowMixin, and migrate")
+    if latches_of(spec) is None:
+        raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot be in a batch")
+    return spec
+
+
+def check_when(when: object) -> None:
+    """Raise :class:`.ArgumentError` for a condition that is none."""
+    if when not in get_args(When):
+        raise ArgumentError(f"when={when!r}: give one of {', '.join(get_args(When))}")
+
+
+def new_key() -> str:
+    """Return the key of a batch to which nobody gives one; later ones are greater."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+
+
+def check_key(key: str) -> str:
+    """Return the key of a batch or an event if it can be one."""
+    checks.key("key", key, LONGEST_LATCH - 20)
+    if PART in key:
+        raise ArgumentError(f"key={key!r}: a key has no slash, which separates it from the names of parts")
+    return key
+
+
+@dataclass(eq=False)
+class Place:
+    """The place of new tasks of one queue, whose latches are locked against being opened."""
+
+    latches: Latches
+    spec: QueueSpec
+    values: dict[str, Any] = field(default_factory=dict)
+    """What it gives to the tasks, by role."""
+    ended: list[Any] = field(default_factory=list)
+    """Rows of latches that are open, or broken, already."""
+    links: list[str] = field(default_factory=list)
+    """Latches that may open at once."""
+
+    def join(self, into: Awaited) -> None:
+        """Make the tasks members of a batch, or of the one in which a task is, for which its successors wait."""
+        key = into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
+        row = None if key is None else self.latches.share(key, members=[self.spec.name])
+        if row is None:
+            raise ArgumentError(f"into={into!r}: there is no such batch, or the task is in none")
+        if row.opened_at is not None:
+            raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
+        self.values["reports_to"] = key
+
+    def wait(self, after: Iterable[Awaited], when: str, timeout: timedelta | None) -> None:
+        """Let the tasks wait for others."""
+        keys = [each if isinstance(each, str) else self._latch_of(each) for each in after]
+        if len(keys) == 1:
+            (key,) = keys
+            self._share(key, self.spec.name)
+        else:
+            key = new_key()
+            for each in keys:
+                self._share(each, ANY)
+            links = [f"{key}{PART}{number}" for number, _ in enumerate(keys)]
+            self.latches.insert(
+                [
+                    {"id": key, "members": [ANY], "waiters": [self.spec.name]},
+                    *({"id": i, "reports_to": key, "waits_for": each} for i, each in zip(links, keys, strict=True)),
+                ]
+            )
+            self.links += links
+        moment = NEVER if timeout is None else utcnow(timeout)
+        self.values |= {"waits_for": key, "waits_when": when, "status": Status.WAITING.value, "available_at": moment}
+
+    def arrive(self) -> bool:
+        """Release the tasks, which are stored now, from what has ended already.  Returns whether anything has."""
+        latches = self.latches
+        for row in self.ended:
+            if row.broken_at is not None:
+                latches.fail([row], early=row.opened_at is None)
+            else:
+                latches.release([row])
+        latches.open(self.links)
+        if self.links:
+            latches.break_(latches.broken_links(self.links))
+        return bool(self.ended or self.links)
+
+    def _share(self, key: str, waiter: str) -> None:
+        row = self.latches.share(key, waiters=[waiter])
+        if row is None:
+            create_event(self.latches, check_key(key))
+            row = self.latches.share(key, waiters=[waiter])
+        if waiter != ANY and (row.opened_at is not None or row.broken_at is not None):
+            self.ended.append(row)
+
+    def _latch_of(self, task: Awaited) -> str:
+        """Return a latch to which this task alone reports from now on, within the one to which it has reported."""
+        spec, latches, key = self._spec_of(task), self.latches, new_key()
+        former = self._row_of(task, spec["reports_to"])
+        named, rows = spec.key(spec.identity_of(task)), latches.adapter.rows
+        parent = None if former is None else latches.share(former, members=[ANY])
+        latches.insert([{"id": key, "reports_to": None if parent is None else former, "members": [spec.name]}])
+        moved = write(spec, and_(named, spec["finished_at"].is_(None)), [(spec["reports_to"], key)])
+        if not rows.count(latches.session, spec, rows.by_key(spec, moved)):
+            # it has ended: the latch has no members, and opens as the task has ended
+            failed = rows.execute(latches.session, spec, select(*spec.primary_key).where(named, has_failed(spec)))
+            latches.change([key], reports_to=None, **({"broken_at": utcnow()} if failed.first() else {}))
+            latches.open([key])
+        latches.session.expire(task, [spec.attributes["reports_to"]])
+        return key
+
+    def _spec_of(self, task: object) -> QueueSpec:
+        spec = flow_spec(type(task))
+        if spec.table.metadata is not self.spec.table.metadata:
+            raise ArgumentError(f"{task!r}: the models must have the same MetaData, as their latches are in one table")
+        return spec
+
+    def _row_of(self, task: Any, column: Any) -> Any:
+        spec = spec_of(type(task))
+        found = select(column).where(spec.key(spec.identity_of(task)))
+        return self.latches.adapter.rows.execute(self.latches.session, spec, found).scalar()
+
+
+class Placing(NamedTuple):
+    """The arguments of ``enqueue`` that describe a place."""
+
+    into: Awaited | None
+    after: Awaited | Iterable[Awaited] | None
+    when: When
+    timeout: timedelta | None
+
+    def check(self, *, alone: bool) -> None:
+        """Raise :class:`.ArgumentError` for arguments that do not fit together; ``alone``: with no others."""
+        check_when(self.when)
+        if self.timeout is not None:
+            checks.duration("timeout", self.timeout)
+        if self.after is None and (self.timeout is not None or self.when != "completed"):
+            raise ArgumentError("timeout= and when= are for tasks that wait: give after=")
+        if not alone and not (self.into is None and self.after is None):
+            raise ArgumentError("after= and into= cannot be combined with on_conflict=, delay= or copy=")
+
+    def of(self, session: Session, spec: QueueSpec) -> Place | None:
+        """Return the place of new tasks of this queue, or ``None`` if they have none."""
+        if self.into is None and self.after is None:
+            return None
+        place = Place(Latches.of(session, flow_spec(spec.entity), Access.CHANGE), spec)
+        if self.into is not None:
+            place.join(self.into)
+        if self.after is not None:
+            given = [self.after] if isinstance(self.after, (QueueMixin, str)) else list(self.after)
+            if not given:
+                raise ArgumentError("after=[]: give tasks, or keys of batches or events")
+            place.wait(given, self.when, self.timeout)
+        return place
+
+
+# -- events, which open when somebody says so --------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """An event, as :func:`.event` reads it."""
+
+    key: str
+    opened_at: datetime | None
+    """When it was opened; ``None`` if it was not."""
+    payload: Any
+    """What :func:`.open_event` was given."""
+
+
+def create_event(latches: Latches, key: str) -> None:
+    """Insert a latch that no look opens, unless there is one with this key."""
+    row = {"id": key, "sealed": False, "members": [], "waiters": []}
+    insert_unless_duplicate(latches.session, latches.adapter, latches.spec, insert(latches.model.table).values(row))
+
+
+def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload: Any = None) -> bool:
+    """Open an event, whether or not tasks wait for it yet: those that do start when the transaction commits, and later
+    ones at once.  Returns false if it is open already, and then changes nothing: the first call wins.
+
+    ``entity``: a model of the queues with which it shares the table of latches.  ``payload``: a value to be stored as
+    JSON, which :func:`.event` returns.
+    """
+    session, spec = session_of(session), flow_spec(entity)
+    checks.check_json("payload", payload)
+    latches = Latches.of(session, spec, Access.CHANGE)
+    create_event(latches, check_key(key))
+    (row,) = latches.hold([key])
+    if row.sealed:
+        raise ArgumentError(f"{key!r} is a batch, which opens when its members have ended")
+    if row.opened_at is not None:
+        return False
+    ends = dict(zip(OUTCOMES, (1, 0, 0, 0), strict=True))
+    latches.change([key], opened_at=utcnow(), payload=payload, **ends)
+    latches.release([row])
+    latches.open(latches.above([row]))
+    return True
+
+
+def event(session: AnySession, entity: type[QueueMixin], key: str) -> Event | None:
+    """Return the event with this key, as a handler asks that has waited for it with a timeout; ``None`` if no task has
+    waited for it and nobody has opened it."""
+    session, spec = session_of(session), flow_spec(entity)
+    latches = Latches.of(session, spec)
+    columns = latches.model.table.c
+    asked = select(columns.id, columns.opened_at, columns.payload).where(columns.id == key)
+    row = latches.adapter.rows.execute(session, spec, asked).one_or_none()
+    return None if row is None else Event(row.id, row.opened_at, row.payload)
