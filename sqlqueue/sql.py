@@ -790,33 +790,39 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
     )
 
 
-def fair_picks(
+def lane_picks(
     spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = ()
 ) -> tuple[Step, Step]:
-    """Return :func:`picks` of a fair queue, whose ready rows take turns."""
-    if order_by:
+    """Return :func:`picks` of a queue that is claimed by keys: a fair one, or one with limits, whose due rows have
+    lanes as well."""
+    if order_by and spec.fair is not None:
         raise ArgumentError(
             f"order_by: claims of {spec.entity.__name__} take turns by {spec.options.fair}, in its order"
         )
 
-    def taking_turns() -> tuple[Step, Step]:
-        ready, due = picks(spec, where)
-        turns = _in_turns(ready(1))
-        return lru_cache(CACHE_SIZE)(lambda limit: replace(turns, limit=limit)), due
+    def in_lanes() -> tuple[Step, Step]:
+        ready, due = picks(spec, where, order_by)
+        return _in_lanes(ready, "claim"), _in_lanes(due, "due") if spec.is_limited else due
 
-    if where or spec.shares_table:
-        return taking_turns()
-    every: tuple[Step, Step] = spec.made.get("fair picks", taking_turns)
+    if where or order_by or spec.shares_table:
+        return in_lanes()
+    every: tuple[Step, Step] = spec.made.get("lane picks", in_lanes)
     return every
 
 
-def _in_turns(pick: Pick) -> Pick:
-    """Return a pick of ready rows with its lanes, unless it is of one lane, or of rows selected by primary key."""
+def _in_lanes(step: Step, kind: str) -> Step:
+    lanes = _with_lanes(step(1), kind)
+    return lru_cache(CACHE_SIZE)(lambda limit: replace(lanes, limit=limit))
+
+
+def _with_lanes(pick: Pick, kind: str) -> Pick:
+    """Return a pick with its lanes, unless the queue has no limits and the pick is of one lane, or of rows selected by
+    primary key."""
     spec = pick.spec
-    column: Any = spec.fair
-    if pick.index is None or fixes(pick.where, column):
+    column: Any = spec.lane
+    if not spec.is_limited and (pick.index is None or fixes(pick.where, column)):
         return pick
-    _, listed_keys = listing(pick.where, [column])
+    listed_keys = next((term for term in pick.where if fixes([term], column)), listing(pick.where, [column])[1])
     where = tuple(term for term in pick.where if term is not listed_keys)
     others = [each for each in spec.partitions if each is not column]
     fixed = [each for each in others if fixes(where, each)][:1]
@@ -827,14 +833,14 @@ def _in_turns(pick: Pick) -> Pick:
     lanes = Lanes(
         column=column,
         within=within,
-        listed=() if listed_keys is None else listed(listed_keys),
+        listed=() if listed_keys is None else given(listed_keys, column),
         place=(tuple(partition), values),
         order=(Ordering(column),),
         has_all=len(fixed) == len(pick.where),
         ordered=pick,
     )
     order = tuple(term for term in pick.order if term.column is not column)
-    index = spec.index_name("claim", [*partition, column])
+    index = pick.index and spec.index_name(kind, [*partition, column] if kind == "claim" else [column])
     return replace(pick, where=where, order=order, index=index, divided=divided, exact=False, lanes=lanes)
 
 
@@ -907,7 +913,11 @@ def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
     claimable = spec.made.get("claimable", lambda: or_(is_ready(spec), and_(*come_due(spec))))
     pick = partial(Pick, spec=spec, state=(claimable,), where=tuple(terms_of(spec, where)), order=(), index=None)
-    return (lambda limit: pick(limit=limit, exact=True, takes_over=True),)
+
+    def step(limit: int) -> Pick:
+        return pick(limit=limit, exact=True, takes_over=True)
+
+    return (_in_lanes(step, "claim") if spec.is_limited else step,)
 
 
 def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Step:

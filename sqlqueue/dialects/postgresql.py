@@ -213,22 +213,30 @@ class PostgreSQLRows(Rows):
             return self.load(session, pick.spec, keys, latest=True, unreadable=request.unreadable)
 
     def claim_lanes(
-        self, session: Session, request: ClaimRequest, shares: Mapping[Any, int]
+        self,
+        session: Session,
+        request: ClaimRequest,
+        shares: Mapping[Any, int],
+        first: Mapping[Any, Sequence[Identity]] | None = None,
     ) -> tuple[list[Any], dict[Any, int]]:
         """Claim from all lanes with a key in one statement, which locks in each lane as a claim of that lane would."""
-        pick, keys = request.pick, [key for key in shares if key is not None]
-        if not keys or not request.assignments or request.delete or pick.divided is not None:
-            return super().claim_lanes(session, request, shares)
+        pick, lanes, keys = request.pick, request.pick.lanes, [key for key in shares if key is not None]
+        if lanes is None or not request.assignments or request.delete or pick.divided is not None:
+            return super().claim_lanes(session, request, shares, first)
         tasks, taken = list[Any](), dict[Any, int]()
-        if len(keys) < len(shares):
-            tasks, taken = super().claim_lanes(session, request, {None: shares[None]})
+        if room := shares.get(None):
+            unkeyed = lanes.made.get(("unkeyed", room), lambda: pick.lane(lanes.column.is_(None), room))
+            tasks = self.lock_and_write(session, replace(request, pick=unkeyed))
+            taken = {None: len(tasks) + len(request.unreadable)}
+        if not keys:
+            return tasks, taken
         given = {LANE.format("keys"): keys, LANE.format("shares"): [shares[key] for key in keys]}
-        lanes: list[int] = []
-        found = self._write(session, replace(request, parameters={**(request.parameters or {}), **given}), lanes)
-        if not lanes and found:
+        numbers: list[int] = []
+        found = self._write(session, replace(request, parameters={**(request.parameters or {}), **given}), numbers)
+        if not numbers and found:
             return [*tasks, *found], {**shares, **taken}  # the result was lost, see _written
         each: list[list[Any]] = [tasks, *([] for _ in keys)]
-        for number, task in zip(lanes, found, strict=True):
+        for number, task in zip(numbers, found, strict=True):
             each[number].append(task)
         turns = [task for task in chain(*zip_longest(*each)) if task is not None]
         return turns, {**taken, **{key: len(some) for key, some in zip(keys, each[1:], strict=True)}}

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Select,
     Table,
     Update,
+    and_,
     bindparam,
     case,
     insert,
@@ -66,6 +67,8 @@ FURTHER = 8
 LANE = "sqlqueue_lane_{}"
 LANES = 32
 """The maximum number of lanes that a statement reads; engines limit the parts of a statement."""
+MANY_LANES = 8 * LANES
+"""The number of lanes that are searched where most have no tasks that may start."""
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES)
 """The numbers of lanes for which there are statements: otherwise, most claims would compile their own."""
 
@@ -640,8 +643,8 @@ class Rows(ABC):
     """Whether one recursive statement searches the index for one key after the other.  Other engines do not use an
     index for a value that the statement itself has found."""
 
-    def walk_keys(self, session: Session, pick: Pick, key: Any) -> list[Any]:
-        """Return the next keys after ``key`` that have an entry in the index of the lanes, at most :data:`LANES`."""
+    def walk_keys(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
+        """Return the next keys after ``key`` that have an entry in the index of the lanes, at most so many."""
         given = [] if key is EDGE else [key]
 
         def make() -> Select[Any]:
@@ -651,11 +654,11 @@ class Rows(ABC):
             walk = select(first.c.key, literal_column("1").label("number")).cte("walk", recursive=True)
             following = self.select_candidates(pick.keys(column > walk.c.key, 1), column).correlate(walk)
             further = select(following.scalar_subquery(), walk.c.number + literal_column("1"))
-            goes_on = walk.c.key.is_not(None) & (walk.c.number < literal_column(str(LANES)))
+            goes_on = walk.c.key.is_not(None) & (walk.c.number < literal_column(str(number)))
             walk = walk.union_all(further.where(goes_on))
             return select(walk.c.key).where(walk.c.key.is_not(None)).order_by(walk.c.number)
 
-        return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given)), make, given)]
+        return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given), number), make, given)]
 
     def next_keys(self, session: Session, pick: Pick, keys: Sequence[Any]) -> dict[Any, Any]:
         """Return the key that follows each of ``keys``, at most :data:`LANES`, with an entry in the index of the lanes.
@@ -695,40 +698,82 @@ class Rows(ABC):
 
         return [row[0] for row in self._execute_for_lanes(session, pick, ("after", number, len(given)), make, given)]
 
+    def lane_heads(self, session: Session, pick: Pick, number: int) -> dict[Identity, Any]:
+        """Return the keys of the first ``number`` rows of all lanes, in the order of the queue, locked or not."""
+        lanes: Any = pick.lanes
+        columns = (*pick.spec.primary_key, lanes.column)
+        make = partial(self.select_candidates, replace(lanes.ordered, limit=number), *columns)
+        rows: Any = self.execute(session, pick.spec, lanes.made.get((self, "heads", number), make))
+        return {tuple(identity): key for *identity, key in rows}
+
     def claim_lanes(
-        self, session: Session, request: ClaimRequest, shares: Mapping[Any, int]
+        self,
+        session: Session,
+        request: ClaimRequest,
+        shares: Mapping[Any, int],
+        first: Mapping[Any, Sequence[Identity]] | None = None,
     ) -> tuple[list[Any], dict[Any, int]]:
         """Lock and write, or delete, the first rows of each lane, as many as its share; return the instances, and how
-        many rows of each lane were taken.
+        many rows of each lane were taken.  The lanes take turns in the order of the result.  See :meth:`lock_lanes`.
+        """
+        found = self.lock_lanes(session, request, shares, first)
+        turns = [each for each in chain(*zip_longest(*found.values())) if each is not None]
+        return self.write_locked(session, request, turns), {key: len(taken) for key, taken in found.items()}
 
-        Instead of rows that others have locked, it takes later ones of the same lane.  The lanes take turns in the
-        order of the result.
+    def lock_lanes(
+        self,
+        session: Session,
+        request: ClaimRequest,
+        shares: Mapping[Any, int],
+        first: Mapping[Any, Sequence[Identity]] | None = None,
+    ) -> dict[Any, list[Identity]]:
+        """Lock the first rows of each lane, as many as its share: the ``first`` ones, if they have been read before.
+
+        Instead of rows that others have locked, it takes later ones of the same lane.
         """
         pick, wanted = request.pick, dict(shares)
         found: dict[Any, list[Identity]] = {key: [] for key in shares}
         seen: set[Identity] = set()
         number = 1 << (max(shares.values()) + 1).bit_length()
         while wanted:
-            rows = self._first_rows(session, pick, list(wanted), number)
-            full = [key for key, identities in rows.items() if len(identities) == number]
+            rows = first or self._first_rows(session, pick, list(wanted), number)
+            full = [key for key in wanted if first or len(rows[key]) == number]
             left = {key: [each for each in rows[key] if each not in seen] for key in wanted}
             while some := {each: key for key, room in wanted.items() for each in left[key][:room]}:
                 left = {key: left[key][room:] for key, room in wanted.items()}
                 seen.update(some)
                 for part in self.batches(pick.spec, list(some)):
-                    for each in self.lock_some(session, request, part):
+                    for each in self.lock_some(session, request, part, some):
                         found[some[each]].append(each)
                 wanted = {key: room for key in wanted if (room := shares[key] - len(found[key]))}
             wanted = {key: wanted[key] for key in full if key in wanted}
-            number *= FURTHER
-        turns = [each for each in chain(*zip_longest(*found.values())) if each is not None]
-        return self.write_locked(session, request, turns), {key: len(taken) for key, taken in found.items()}
+            number *= 1 if first else FURTHER
+            first = None
+        return found
 
-    def lock_some(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> Sequence[Identity]:
-        """Lock the rows that are not locked and still match; return them.  Where only one session writes, all match."""
+    def lock_some(
+        self,
+        session: Session,
+        request: ClaimRequest,
+        keys: Sequence[Identity],
+        of: Mapping[Identity, Any] | None = None,
+    ) -> Sequence[Identity]:
+        """Lock the rows that are not locked and still match; return them.  Where only one session writes, all match.
+
+        In a queue with limits, they match if they still have the keys ``of`` lanes, whose slots they are to hold.
+        """
         if self.connections.one_writer:
             return keys
-        return self.lock_keys(session, request.pick, keys, len(keys), locks_only=not request.assignments)
+        pick, lanes = request.pick, request.pick.lanes
+        if lanes is not None and of is not None and pick.spec.is_limited:
+            together: dict[Any, list[Identity]] = {}
+            for identity in keys:
+                together.setdefault(of[identity], []).append(identity)
+            has = {key: lanes.column.is_(None) if key is None else lanes.column == key for key in together}
+            if len(has) > 1:
+                has = {key: and_(each, self.key_in(pick.spec, together[key])) for key, each in has.items()}
+            pick = replace(pick, where=(*pick.where, or_(*has.values())))
+        return self.lock_keys(session, pick, keys, len(keys), locks_only=not request.assignments)
 
     def free_rows(self, session: Session, pick: Pick, keys: Sequence[Any], number: int) -> dict[Any, list[Identity]]:
         """Return the primary keys of the first ``number`` rows of each lane, up to the first one that is not free."""
@@ -741,6 +786,9 @@ class Rows(ABC):
         self, session: Session, pick: Pick, keys: Sequence[Any], number: int, *also: ColumnElement[Any]
     ) -> dict[Any, list[Identity]]:
         """Return the primary keys of the first ``number`` rows of each lane, locked or not, and their ``also``."""
+        if len(keys) > LANES:
+            parts = (keys[start : start + LANES] for start in range(0, len(keys), LANES))
+            return {key: rows for some in parts for key, rows in self._first_rows(session, pick, some, number).items()}
         given = [key for key in keys if key is not None]
         searched = _sized(given)
         unkeyed = len(given) < len(keys)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -41,8 +42,8 @@ from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, 
 from ..lifecycle.transitions import claim_assignments
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import AttemptOutcome, QueueOptions, Status
-from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql import Assignment, Pick, Step, counts_before, has_come, is_held, only, picks, state, utcnow, write
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..sql import Assignment, Pick, counts_before, has_come, is_held, only, picks, state, utcnow, write
 
 T = TypeVar("T")
 
@@ -280,193 +281,112 @@ def _ahead(adapter: Adapter, session: Session, seen: SeenTask) -> int:
     return sum(adapter.rows.execute(session, spec, ahead).one())
 
 
-# -- claims tasks of limited queues, each with one of its key's slots -------------------------------------------------
+# -- the slots that a claim of a limited queue holds ------------------------------------------------------------------
 
 Key = str | None
+_OTHERS = 4
+"""The number of slots that are read beyond those that a claim needs, since other claims may be locking some."""
 
 
-class Free(NamedTuple):
-    """The numbers of a key's slots that seem to be free, up to the number needed, and whether there are more."""
-
-    numbers: list[int]
-    more: bool
-
-
-class LimitedClaim:
-    """Claims tasks of a limited queue: first free slots of their keys, then the tasks.
+class Gate:
+    """Says how many tasks of which keys a claim may take, and holds their slots.
 
     Slots are locked like tasks: no claim waits for them, and no other claim gets them.  The limit is therefore exact
     even while other transactions are open, whose claims are not visible yet.
-
-    The number of statements does not depend on the number of keys, except that a key with slots or tasks that other
-    transactions have locked takes additional statements.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        adapter: Adapter,
-        spec: QueueSpec,
-        claim_some: Callable[..., list[tuple[Any, Claim]]],
-        *,
-        is_over: Callable[[], bool],
-        lease: timedelta | None,
-    ) -> None:
-        """``claim_some(where, limit, named=...)`` claims tasks of the query that also satisfy ``where``, which selects
-        by primary key if ``named``; ``is_over()`` says whether to claim no more, because the claim has met rows that
-        cannot be read for long enough.
-        """
-        self.session = session
-        self.adapter = adapter
-        self.spec = spec
-        self.slots = slots_of(spec)
-        self.claim_some = claim_some
-        self.is_over = is_over
-        self.lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
+    def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec, lease: timedelta | None) -> None:
+        self._session = session
+        self._adapter = adapter
+        self._spec = spec
+        self._slots = slots_of(spec)
+        self._lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
+        self._free: dict[Key, list[int]] = {}
+        """The numbers of slots that seem to be free, by key."""
+        self._tried: set[Identity] = set()
+        self._unread: set[Key] = set()
+        """The keys that may have more free slots."""
+        self._held: dict[Key, list[Identity]] = defaultdict(list)
+        """The locked slots that no task is to hold yet."""
+        self._used: dict[Identity, Identity] = {}
+        """The locked slots that tasks are to hold, by task."""
 
-    def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]:
-        """Claim up to ``limit`` tasks, each with a slot if it has a key; return them in claim order."""
-        claimed: dict[Identity, Any] = {}
-        place: dict[Identity, int] = {}
-        # read the full keys once, instead of checking each task: a full key may have very many tasks
-        full = self.slots.made.get("full", lambda: full_keys(self.slots))
-        passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, full).scalars())
-        more = True
-        while more and len(claimed) < limit and not self.is_over():
-            wanted, more = self._candidates(where, order, limit - len(claimed), passed)
-            place.update((identity, len(place) + number) for number, identity in enumerate(wanted))
-            taken = self._claim(wanted, where)
-            claimed.update((self.spec.identity_of(task), task) for tasks in taken.values() for task in tasks)
-            needed = Counter(wanted.values())
-            # others have locked slots or tasks of these keys
-            passed.update(key for key, count in needed.items() if len(taken[key]) < count)
-        return [claimed[identity] for identity in sorted(claimed, key=lambda each: place.get(each, len(place)))]
+    def look(self, keys: Collection[Key], needed: int) -> None:
+        """Read the free slots of ``keys`` that have not been read, about ``needed`` of each."""
+        new = [key for key in keys if key is not None and key not in self._free]
+        if new:
+            self._read(new, 1 << (needed + _OTHERS).bit_length())
 
-    def _candidates(
-        self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Collection[Key]
-    ) -> tuple[dict[Identity, Key], bool]:
-        """Return the next tasks in claim order with their keys, except keys ``passed``, and whether there may be more.
+    def room(self, key: Key) -> int:
+        """Return how many tasks of a key may start, as far as is known."""
+        if key is None or key in self._unread:
+            return ENDLESS
+        free = self._free.get(key)
+        return len(self._held[key]) + (self._spec.options.limit if free is None else len(free))
 
-        Reads without locks.
-        """
-        key = self.spec["limit_key"]
-        keys = [name for name in passed if name is not None][: self.adapter.rows.most(self.spec)]
-        others = [or_(key.is_(None), ~self.adapter.rows.one_of(self.spec, key, keys))] if keys else []
-        if None in passed:
-            others.append(key.is_not(None))
-        steps, number = picks(self.spec, [*where, *others], order), limit
-        while True:
-            seen = self._first(steps, number)
-            found = [each for each in seen if each[1] not in passed]
-            if found or len(seen) < number:
-                return dict(found[:limit]), len(seen) == number or len(found) > limit
-            number *= 2  # all tasks found belong to passed keys that did not fit into the statement
+    def hold(self, shares: Mapping[Key, int]) -> dict[Key, int]:
+        """Lock slots for these numbers of tasks; return for how many of each key there are some, if there are any."""
+        if new := [key for key in shares if key is not None and key not in self._free]:
+            create_slots(self._session, self._adapter, self._spec, [key for key in new if key is not None])
+            self._read(new, 1 << (max(shares.values()) + _OTHERS).bit_length())
+            self._free = {**{key: [] for key in new}, **self._free}  # an old snapshot does not show new slots
+        missing = self._lock(shares)
+        if more := [key for key in missing if key in self._unread]:  # others have locked those that seemed to be free
+            self._read(more, ENDLESS)
+            self._lock(shares)
+        found = {key: share if key is None else min(share, len(self._held[key])) for key, share in shares.items()}
+        return {key: number for key, number in found.items() if number}
 
-    def _first(self, steps: Iterable[Step], number: int) -> list[tuple[Identity, Key]]:
-        found: list[tuple[Identity, Key]] = []
-        for step in steps:
-            if len(found) < number:
-                pick = step(number - len(found))
-                seen = self.adapter.rows.select_candidates(pick, *self.spec.primary_key, self.spec["limit_key"])
-                rows: Any = self.adapter.rows.execute(self.session, self.spec, seen)
-                found += [(tuple(identity), name) for *identity, name in rows]
-        return found
+    def use(self, tasks: Iterable[object]) -> None:
+        """Let claimed tasks hold slots."""
+        for task in tasks:
+            if (key := getattr(task, self._spec.attributes["limit_key"])) is not None:
+                self._used[self._spec.identity_of(task)] = self._held[key].pop()
 
-    def _claim(self, wanted: Mapping[Identity, Key], where: Sequence[Where]) -> dict[Key, list[Any]]:
-        """Claim the ``wanted`` tasks that get slots; instead of a locked task, claim the next task of its key."""
-        needed = Counter(wanted.values())
-        slots = self._lock({key: count for key, count in needed.items() if key is not None})
-        room = {key: needed[key] if key is None else len(slots[key]) for key in needed}
-        chosen: dict[Key, list[Identity]] = defaultdict(list)
-        for identity, key in wanted.items():
-            if len(chosen[key]) < room[key]:
-                chosen[key].append(identity)
-        taken: dict[Key, list[tuple[Any, Claim]]] = defaultdict(list)
-        for each in self._take_named(chosen, where):
-            taken[wanted[each[1].identity]].append(each)
-        for key, count in room.items():
-            if len(taken[key]) < count and not self.is_over():
-                taken[key] += self.claim_some([*where, self._has(key)], count - len(taken[key]))
-        self._assign([pair for key, locked in slots.items() for pair in zip(locked, taken[key], strict=False)])
-        return {key: [task for task, _ in taken[key]] for key in needed}
+    def assign(self, claims: Iterable[Claim]) -> None:
+        """Write the claims to the slots of their tasks; the other slots are held for others."""
+        pairs = [(self._used.pop(claim.identity), claim) for claim in claims if claim.identity in self._used]
+        for slot in self._used.values():
+            self._held[slot[0]].append(slot)
+        self._used.clear()
+        slots, name, token = self._slots, self._slots["claimed_by"], self._slots["claim_token"]
+        claimed = slots.made.get(("hold", self._lease), lambda: dict(claim_assignments(slots, "", self._lease)))
+        for part in _slot_batches(self._adapter, slots, pairs):
+            some = self._adapter.rows.padded(slots, part)
+            holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, claim in some)
+            values = claimed | {token: literal(some[0][1].token, token.type), name: case(*holders, else_=name)}
+            keys = self._adapter.rows.key_in(slots, [slot for slot, _ in some])
+            statement = self._adapter.rows.by_key(slots, write(slots, keys, list(values.items())))
+            self._adapter.rows.execute(self._session, slots, statement)
 
-    def _take_named(
-        self, chosen: Mapping[Key, Sequence[Identity]], where: Sequence[Where]
-    ) -> Iterable[tuple[Any, Claim]]:
-        """Claim the chosen tasks, each only if it still has the key whose slot it is to hold."""
-        keys = [(identity, key) for key, identities in chosen.items() for identity in identities]
-        for some in self.adapter.rows.batches(self.spec, keys):
-            together: dict[Key, list[Identity]] = defaultdict(list)
-            for identity, key in some:
-                together[key].append(identity)
-            named_in = partial(self.adapter.rows.key_in, self.spec)
-            of_key = (and_(self._has(key), named_in(mine)) for key, mine in together.items())
-            named = and_(named_in([identity for identity, _ in some]), or_(*of_key))
-            yield from self.claim_some([*where, named], len(some), named=True)
-
-    def _has(self, key: Key) -> Criterion:
-        column = self.spec["limit_key"]
-        return column.is_(None) if key is None else column == key
-
-    def _lock(self, needed: Mapping[str, int]) -> dict[str, list[Identity]]:
-        """Lock the needed number of free slots of each key, or as many as are free."""
-        free = self._free(needed)
-        unknown = {key: count for key, count in needed.items() if key not in free}
-        if unknown:
-            create_slots(self.session, self.adapter, self.spec, unknown)
-            free.update(self._free(unknown))
-        locked: dict[str, list[Identity]] = {key: [] for key in needed}
-        for slot in self._lock_seen([(key, number) for key, each in free.items() for number in each.numbers]):
-            locked[slot[0]].append(slot)
-        for key, each in free.items():
-            if each.more and len(locked[key]) < needed[key]:
-                locked[key] += self._lock_others(key, needed[key] - len(locked[key]), locked[key])
-        return locked
-
-    def _free(self, needed: Mapping[str, int]) -> dict[str, Free]:
-        """Return the slots that seem to be free, for those keys that have slots."""
-        found: dict[str, list[int]] = {}
-        for some in self.adapter.rows.batches(self.slots, list(needed)):
-            most = max(needed[key] for key in some) + 2  # slot 0, and one more to detect that there are more
-            named = self.adapter.rows.one_of(self.slots, self.slots["slot_key"], some)
-            rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, named, most))
-            for key, number in rows:
+    def _read(self, keys: Collection[Key], most: int) -> None:
+        slots, rows, names = self._slots, self._adapter.rows, [key for key in keys if key is not None]
+        for some in rows.batches(slots, names):
+            named = rows.one_of(slots, slots["slot_key"], some)
+            seen: Any = rows.execute(self._session, slots, _first_free(slots, named, most))
+            found: dict[str, list[int]] = {}
+            for key, number in seen:
                 found.setdefault(key, []).extend([number] if number else ())
-        return {key: Free(numbers[: needed[key]], len(numbers) > needed[key]) for key, numbers in found.items()}
+            for key, numbers in found.items():
+                self._free[key] = [number for number in numbers if (key, number) not in self._tried]
+                random.shuffle(self._free[key])  # so that claims at the same time do not lock the same ones
+                (self._unread.discard if len(numbers) < most - 1 else self._unread.add)(key)
 
-    def _lock_seen(self, seen: Sequence[Identity]) -> Iterable[Identity]:
-        slots = self.slots
+    def _lock(self, shares: Mapping[Key, int]) -> list[Key]:
+        """Lock slots that have been read; return the keys of which there are too few."""
+        chosen: list[Identity] = []
+        for key, share in shares.items():
+            free, number = self._free.get(key, []), max(share - len(self._held[key]), 0)
+            chosen += [(key, free.pop()) for _ in free[:number]]
+        self._tried.update(chosen)
+        slots = self._slots
         state = slots.made.get("takeable", lambda: _takeable(slots))
-        for some in _slot_batches(self.adapter, self.slots, seen):
-            where = (self.adapter.rows.key_in(slots, some),)
+        for some in _slot_batches(self._adapter, slots, sorted(chosen)):
+            where = (self._adapter.rows.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            yield from self.adapter.rows.lock(self.session, pick, locks_only=self.lease is FOREVER)
-
-    def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
-        """Lock other slots of a key, because other transactions have locked some."""
-        slots = self.slots
-        where = [slots["slot_key"] == key, is_usable(slots, slots.table), ~is_draining(slots, slots.table)]
-        if own:
-            where.append(~self.adapter.rows.key_in(slots, own))
-        locked: list[Identity] = []
-        for step in picks(slots, where, ()):
-            if len(locked) < count:
-                pick = step(count - len(locked))
-                locked += self.adapter.rows.lock(self.session, pick, locks_only=self.lease is FOREVER)
-        return locked
-
-    def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
-        """Write the holding claim to each locked slot."""
-        slots, name, token = self.slots, self.slots["claimed_by"], self.slots["claim_token"]
-        claimed = slots.made.get(("hold", self.lease), lambda: dict(claim_assignments(slots, "", self.lease)))
-        for part in _slot_batches(self.adapter, self.slots, pairs):
-            some = self.adapter.rows.padded(slots, part)
-            holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
-            (_, (_, first)), *_ = some
-            values = claimed | {token: literal(first.token, token.type), name: case(*holders, else_=name)}
-            keys = self.adapter.rows.key_in(slots, [slot for slot, _ in some])
-            statement = self.adapter.rows.by_key(slots, write(slots, keys, list(values.items())))
-            self.adapter.rows.execute(self.session, slots, statement)
+            for slot in self._adapter.rows.lock(self._session, pick, locks_only=self._lease is FOREVER):
+                self._held[slot[0]].append(slot)
+        return [key for key, share in shares.items() if key is not None and len(self._held[key]) < share]
 
 
 def _takeable(slots: QueueSpec) -> tuple[Criterion, ...]:
@@ -485,7 +405,7 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
 def _first_free(slots: QueueSpec, named: Criterion, most: int) -> Executable:
     """Return slot 0 of each ``named`` key that has slots, and slots that seem to be free."""
     key, number = slots["slot_key"], slots["slot_number"]
-    free = and_(is_usable(slots, slots.table), ~is_busy(slots, slots.table))
+    free = and_(*_takeable(slots))
     place = func.row_number().over(partition_by=key, order_by=number).label("place")
     known = select(key, number, place).where(named, or_(number == literal_column("0"), free)).subquery("known")
     return select(known.c[key.name], known.c[number.name]).where(known.c.place <= literal_column(str(most)))
@@ -550,7 +470,8 @@ class LimitMixin(QueueMixin):
     claims soon.
 
     Tasks are claimed in the queue's order, except during concurrent claims: instead of a task that another claim has
-    locked, the claim takes the next task of the same key, even if a task of another key comes before it.
+    locked, the claim takes the next task of the same key, even if a task of another key comes before it.  If the first
+    tasks cannot start, because their keys are at their limits, the other keys take turns.
     """
 
     __queue_kind__: ClassVar[Kind | None] = LIMITS

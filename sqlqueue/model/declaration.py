@@ -403,9 +403,13 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
         problem = "it inherits its columns, order, keys, slots and stages; set them on the base class"
-    elif _has_keys(cls.__queue__) and not {"limit_key", "message_key", "slot_key"}.isdisjoint(_attributes(cls)):
+    elif _has_keys(cls.__queue__) and not {"message_key", "slot_key"}.isdisjoint(_attributes(cls)):
         option = "sequential" if cls.__queue__.fair is None else "fair"
-        problem = f"{option}= is not for LimitMixin, OutboxMixin and SlotMixin, whose claims have rules of their own"
+        problem = f"{option}= is not for OutboxMixin and SlotMixin, whose claims have rules of their own"
+    elif cls.__queue__.sequential is not None and "limit_key" in _attributes(cls):
+        problem = "sequential= is not for LimitMixin, whose claims have rules of their own"
+    elif cls.__queue__.fair not in (None, key := _attributes(cls).get("limit_key", cls.__queue__.fair)):
+        problem = f"a queue has one key: with LimitMixin, give fair={key!r}"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":

@@ -21,7 +21,7 @@ from .._support.errors import ArgumentError, Claim, ClaimLostError, UnsettledCla
 from .._support.texts import error_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.statements import ClaimRequest, Parameters
-from ..kinds.limits import LimitedClaim
+from ..kinds.limits import Gate
 from ..kinds.recurring import skip_runs
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import (
@@ -41,10 +41,10 @@ from ..sql import (
     Assignment,
     Pick,
     Step,
-    fair_picks,
     has_expired,
     is_held,
     is_token_of_worker,
+    lane_picks,
     named_picks,
     picks,
     sequential_picks,
@@ -69,7 +69,7 @@ from ..transaction import (
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
 from .sequence import claim_in_sequence
 from .settling import EXPIRY, complete, fail, settle_some
-from .turns import Rotation, claim_in_turns, rotation_of
+from .turns import LaneClaim, Rotation, rotation_of
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
 
@@ -103,7 +103,7 @@ class ClaimQuery:
         self.where = where
         self.order = order
         self.options = options
-        ways = sequential_picks if spec.sequence is not None else picks if spec.fair is None else fair_picks
+        ways = sequential_picks if spec.sequence is not None else picks if spec.lane is None else lane_picks
         self.steps: tuple[Step, ...] = steps or ways(spec, where, order)
         self.rotations: dict[Any, Rotation] = {}
         """The rotations of these claims, if their criteria leave out rows of a key of a fair queue."""
@@ -215,10 +215,10 @@ def claim_matching(
         query = query.narrowed([*query.where, *scope])
     until = spec.options.lease if lease == "default" else lease
     call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens)
-    if not spec.is_limited:
-        return call.claim(query, limit)
-    adapter = open_(session, spec, Access.HOLD if locks_only or until is None else Access.CLAIM)
-    return call.with_slots(adapter).claim(query.where, query.order, limit)
+    if spec.is_limited:
+        adapter = open_(session, spec, Access.HOLD if locks_only or until is None else Access.CLAIM)
+        call.gate = Gate(session, adapter, spec, until)
+    return call.claim(query, limit)
 
 
 PATIENCE = 1.0
@@ -242,6 +242,8 @@ class ClaimCall:
     lease: timedelta | None = None
     """The lease; ``None`` if only the locks of the open transaction hold the tasks."""
     tokens: Callable[[], int] = new_token
+    gate: Gate | None = None
+    """The slots that the tasks need, if the queue has limits."""
     _until: float = field(default=math.inf, init=False)
     """When to return without further tasks, see :data:`PATIENCE`."""
 
@@ -249,26 +251,17 @@ class ClaimCall:
         """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
         return time.monotonic() >= self._until
 
-    def with_slots(self, adapter: Adapter) -> LimitedClaim:
-        """Return the claim of tasks of the query, each together with the slot that it needs."""
-        spec = self.query.spec
-        return LimitedClaim(self.session, adapter, spec, self._claim_some, is_over=self.is_over, lease=self.lease)
-
-    def _claim_some(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = self.claim(self.query.narrowed(where, named=named), limit)
-        return [(task, claim_of(task)) for task in tasks]
-
     def claim(self, query: ClaimQuery, limit: int) -> list[Any]:
         """Claim tasks.  Schedule recurring ones that must not run now for a later time, cancel those that have expired,
         and claim others instead."""
         spec = query.spec
         if not (spec.recurs or spec.expires):
-            return self._claim_rows(query, limit)
+            return self._with_slots(self._claim_rows(query, limit))
         skip, kept = self._skip_runs if spec.recurs else partial(self._end_expired, query), list[Any]()
         while True:
             tasks = self._claim_rows(query, limit - len(kept))
             skipped = skip(tasks)
-            kept += [task for task in tasks if spec.identity_of(task) not in skipped]
+            kept += self._with_slots([task for task in tasks if spec.identity_of(task) not in skipped])
             if not skipped or self.is_over():
                 return kept
 
@@ -313,7 +306,7 @@ class ClaimCall:
             for some in adapter.rows.batches(spec, adapter.rows.keys(self.session, spec, late)):
                 where = [*query.where, adapter.rows.key_in(spec, some), has_expired(spec)]
                 named = query.narrowed(where, named=True)
-                number += len(self._cancel_expired(self._claim_rows(named, len(some))))
+                number += len(self._cancel_expired(replace(self, gate=None)._claim_rows(named, len(some))))
         return number
 
     def _cancel_expired(self, tasks: Sequence[Any]) -> set[Identity]:
@@ -330,6 +323,11 @@ class ClaimCall:
             return True
         moment, since = (shown.get(names[role]) for role in ("expires_at", "claimed_at"))
         return moment is not None and (self.lease is None or since is None or moment <= since)
+
+    def _with_slots(self, tasks: list[Any]) -> list[Any]:
+        if self.gate is not None:
+            self.gate.assign(map(claim_of, tasks))
+        return tasks
 
     def _claim_rows(self, query: ClaimQuery, limit: int) -> list[Any]:
         """Lock tasks, write the claim to them unless only the locks hold them, and record it in the ledger."""
@@ -377,20 +375,23 @@ class ClaimCall:
                 pick = step(limit - len(tasks))
                 if passed:
                     pick = pick.without(adapter.rows.key_in(spec, passed))
-                if query.order:
+                if query.order and pick.lanes is None:
                     _check_order(adapter, pick)
                 request = ClaimRequest(
                     pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
                 )
                 records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
-                claim = partial(_claim_recorded, adapter) if records else adapter.rows.lock_and_write
-                if pick.lanes is not None:
+                writes = partial(_write_recorded, adapter) if records else None
+                if pick.lanes is not None and pick.lanes.free is not None:
                     rotation = rotation_of(session, pick, query.rotations)
-                    claim = partial(claim_in_turns, adapter, rotation)
-                    if pick.lanes.free is not None:
-                        writing = partial(_write_recorded, adapter) if records else adapter.rows.write_locked
-                        claim = partial(claim_in_sequence, adapter, rotation, writing)
-                taken = claim(session, request)
+                    writing = writes or adapter.rows.write_locked
+                    taken = claim_in_sequence(adapter, rotation, writing, session, request)
+                elif pick.lanes is not None:
+                    taken = LaneClaim(adapter, session, request, self.gate, writes).claim(query.rotations)
+                elif writes is not None:
+                    taken = writes(session, request, adapter.rows.lock(session, pick))
+                else:
+                    taken = adapter.rows.lock_and_write(session, request)
                 if not request.unreadable:
                     tasks += taken
                     break
@@ -405,23 +406,15 @@ class ClaimCall:
         return tasks
 
 
-def _claim_recorded(adapter: Adapter, session: Session, request: ClaimRequest) -> list[Any]:
-    """Claim tasks as :meth:`.Rows.lock_and_write` does, and record the attempts of those whose claimers have crashed.
-
-    The rows are locked first: afterwards they show only the new claim.
-    """
-    return _write_recorded(adapter, session, request, adapter.rows.lock(session, request.pick))
-
-
-def _write_recorded(
-    adapter: Adapter, session: Session, request: ClaimRequest, identities: Sequence[Identity]
-) -> list[Any]:
+def _write_recorded(adapter: Adapter, session: Session, request: ClaimRequest, locked: Sequence[Identity]) -> list[Any]:
+    """Claim locked tasks as :meth:`.Rows.write_locked` does, and record the attempts of those whose claimers have
+    crashed, which the rows do not show afterwards."""
     pick, tasks = request.pick, list[Any]()
     spec = pick.spec
-    for some in adapter.rows.batches(spec, identities):
+    for some in adapter.rows.batches(spec, locked):
         named = adapter.rows.key_in(spec, some)
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
-        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
+        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True, lanes=None)
         taken = adapter.rows.lock_and_write(session, replace(request, pick=chosen))
         found = {spec.identity_of(task) for task in taken}
         if request.assignments:  # otherwise, setting rows aside records them

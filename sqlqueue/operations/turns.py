@@ -1,16 +1,17 @@
-"""Claims of fair queues: the keys that have ready tasks, whose turn it is, and how many tasks it takes."""
+"""Claims by keys: those that have ready tasks, whose turn it is, how many tasks may start, and how many it takes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Pool
@@ -18,9 +19,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import LRUCache
 
 from ..dialects.base import Adapter
-from ..dialects.statements import LANES, ClaimRequest
-from ..queue.spec import CACHE_SIZE, QueueSpec
-from ..sql import EDGE, Pick
+from ..dialects.statements import FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
+from ..kinds.limits import Gate
+from ..queue.spec import CACHE_SIZE, Identity, QueueSpec
+from ..sql import EDGE, LARGEST, Pick
 
 AGE = 0.1
 """Seconds after which a claim reads again which keys have ready tasks."""
@@ -37,6 +39,8 @@ _LARGEST_VISIT = 8
 _NOBODY: Any = object()
 _LITTLE = 1e-9
 """What sums of weights may be off."""
+Writing: TypeAlias = Callable[[Session, ClaimRequest, Sequence[Identity]], list[Any]]
+"""Writes a claim to rows that are locked, and returns their instances."""
 
 
 class Keys:
@@ -61,7 +65,7 @@ class Keys:
         """
         found: dict[Any, None] = {}
         for _ in range(_READS):
-            following = self._read(adapter, session, pick, key)
+            following = self._read(adapter, session, pick, key, LANES if wanted <= LANES else MANY_LANES)
             while key in following:
                 key = following[key]
                 if key in found:
@@ -71,10 +75,10 @@ class Keys:
                 break
         return list(found), False
 
-    def _read(self, adapter: Adapter, session: Session, pick: Pick, key: Any) -> dict[Any, Any]:
+    def _read(self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int) -> dict[Any, Any]:
         if adapter.rows.walks_keys and pick.divided is None:
-            keys = adapter.rows.walk_keys(session, pick, key)
-            following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < LANES else [])]))
+            keys = adapter.rows.walk_keys(session, pick, key, number)
+            following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < number else [])]))
         elif key in self._following:
             following = adapter.rows.next_keys(session, pick, self._guesses(key))
         else:
@@ -136,8 +140,19 @@ class Rotation:
         """Return how many keys a claim of ``room`` tasks visits, if they have a weight of 1."""
         return min(LANES, math.ceil(room / (self._quantum or _quantum_for(room))))
 
-    def read(self, adapter: Adapter, session: Session, pick: Pick, room: int) -> tuple[set[Any], bool]:
-        """Read whose turn it is next; return the keys, and whether these are all."""
+    def pass_over(self) -> None:
+        """Go on after the keys of the ring, of which none has tasks that may start."""
+        with self._lock:
+            while self._ring and not self._is_whole:
+                self._go_on()
+
+    def keys_in_turn(self) -> list[Any]:
+        """Return the keys of the ring."""
+        with self._lock:
+            return [turn.key for turn in self._ring if turn.key is not EDGE]
+
+    def read(self, adapter: Adapter, session: Session, pick: Pick, room: int, least: int = 1) -> tuple[set[Any], bool]:
+        """Read whose turn it is next, at ``least`` so many keys; return the keys, and whether these are all."""
         spec, last, lanes = self._spec, self._last, pick.lanes
         is_new = last is _NOBODY
         start = self.keys.some() if is_new else EDGE if last is None else last  # NULL follows the edge
@@ -148,9 +163,10 @@ class Rotation:
             place = lanes.listed.index(last) + 1 if last in lanes.listed else 0
             keys, is_whole = [*lanes.listed[place:], *lanes.listed[:place]], True
         else:
-            keys, is_whole = self.keys.after(adapter, session, pick, start, LANES if is_new else self._visits(room))
-            if EDGE in keys and lanes is not None and lanes.column.nullable:
-                keys.insert(keys.index(EDGE) + 1, None)
+            wanted = LANES if is_new else max(least, self._visits(room))
+            keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
+            if lanes is not None and lanes.column.nullable and (EDGE in keys or last is EDGE):
+                keys.insert(0 if last is EDGE else keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
         first = random.randrange(len(turns) or 1) if is_new else 0  # processes that end soon begin with different keys
         with self._lock:
@@ -161,16 +177,19 @@ class Rotation:
                     self._last = start
         return {key for key in keys if key is not EDGE}, is_whole
 
-    def grant(self, room: int, limit: int, dry: Collection[Any]) -> dict[Any, int]:
+    def grant(
+        self, room: int, limit: int, dry: Collection[Any], most: Callable[[Any], int] = lambda _: LARGEST
+    ) -> dict[Any, int]:
         """Return how many tasks of which keys a claim may take, in the order of their turns: ``room`` tasks of its
-        ``limit`` or fewer, of :data:`.LANES` keys at most, and of none that are ``dry``."""
+        ``limit`` or fewer, of :data:`.LANES` keys at most, of none that are ``dry``, and of each at ``most`` so many.
+        """
         shares: dict[Any, int] = {}
         skipped = 0
         with self._lock:
             self._quantum = self._quantum or _quantum_for(limit)
             while room and len(self._ring) > skipped:
                 key, weight = self._ring[0]
-                if key is EDGE or key in dry:
+                if key is EDGE or key in dry or (allowed := most(key) - shares.get(key, 0)) <= 0:
                     if key is EDGE:
                         self._quantum = _quantum_for(limit)
                     skipped += self._is_whole
@@ -181,10 +200,11 @@ class Rotation:
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
                     credit += weight * (1 if self._is_whole and len(self._ring) <= LANES else self._quantum)
-                if number := min(room, int(credit + _LITTLE)):
+                due = min(room, int(credit + _LITTLE))
+                if number := min(due, allowed):
                     shares[key] = shares.get(key, 0) + number
                     room, skipped = room - number, 0
-                credit -= number
+                credit = credit - number if number == due else 0.0  # a limited key does not save up what it cannot use
                 if credit > _LITTLE:
                     self._credit[key] = credit
                 else:
@@ -243,35 +263,131 @@ def rotation_of(session: Session, pick: Pick, own: dict[Any, Rotation]) -> Rotat
     return rotation
 
 
-def claim_in_turns(adapter: Adapter, rotation: Rotation, session: Session, request: ClaimRequest) -> list[Any]:
-    """Claim tasks as :meth:`.Rows.lock_and_write` does, of the keys whose turn it is.
+class LaneClaim:
+    """Claims the tasks of a step of a claim by their keys, each with a slot if the queue has limits."""
 
-    Ends with fewer than the limit only if it has read all keys, and none has more.
-    """
-    pick, tasks, number, in_vain, is_old = request.pick, list[Any](), 0, 0, rotation.is_old()
-    dry: set[Any] = set()
-    rest = pick
-    while (room := pick.limit - number) and in_vain < _IN_VAIN:
-        if is_old or not rotation.has_turns(room, dry):
-            keys, are_all = rotation.read(adapter, session, pick, room)
-            is_old = False
-            if are_all and keys <= dry:
-                return tasks
-        shares = rotation.grant(room, pick.limit, dry)
-        found, taken = adapter.rows.claim_lanes(session, replace(request, pick=rest), shares) if shares else ([], {})
-        tasks += found
-        if request.unreadable:
-            return tasks
+    def __init__(
+        self, adapter: Adapter, session: Session, request: ClaimRequest, gate: Gate | None, writes: Writing | None
+    ) -> None:
+        """``writes`` writes to locked rows; by default the adapter does, together with locking them."""
+        self.tasks: list[Any] = []
+        self._adapter = adapter
+        self._session = session
+        self._request = request
+        self._gate = gate
+        self._writes = writes
+        self._pick = request.pick
+        self._number = 0
+        self._dry: set[Any] = set()
+        """The keys of which no more tasks can be claimed."""
+
+    def claim(self, own: dict[Any, Rotation]) -> list[Any]:
+        """Claim tasks as :meth:`.Rows.lock_and_write` does: in the order of the queue, and if tasks without slots come
+        first, or keys share the queue, those of the keys whose turn it is.
+
+        Ends with fewer than the limit only if it has read all keys, and none has more.
+        """
+        pick = self._pick
+        rotates = not pick.takes_over and pick.index is not None
+        more = pick.spec.fair is not None and rotates
+        if not more:
+            more = self._in_order(once=rotates)
+        if more and rotates:
+            more = self._in_turns(rotation_of(self._session, pick, own))
+            if more and self._gate is not None:
+                self._in_order(once=False)
+            elif more:  # other claims have locked the tasks of many keys, or the criteria leave them out
+                assert self._pick.lanes is not None
+                rest = replace(self._pick.lanes.ordered, limit=self._room)
+                self.tasks += self._adapter.rows.lock_and_write(self._session, replace(self._request, pick=rest))
+        return self.tasks
+
+    @property
+    def _room(self) -> int:
+        return 0 if self._request.unreadable else self._request.pick.limit - self._number
+
+    def _most(self, key: Any) -> int:
+        return LARGEST if self._gate is None else self._gate.room(key)
+
+    def _look(self, keys: Collection[Any]) -> None:
+        if self._gate is not None and keys:
+            self._gate.look(keys, math.ceil(self._room / len(keys)))
+            self._dry.update(key for key in keys if not self._gate.room(key))
+
+    def _in_order(self, *, once: bool) -> bool:
+        """Claim the first tasks of the queue whose keys have slots; return whether there may be others."""
+        number = self._room + OTHERS
+        while self._room:
+            heads = self._adapter.rows.lane_heads(self._session, self._pick, number)
+            self._look(set(heads.values()))
+            place, before = {identity: n for n, identity in enumerate(heads)}, len(self.tasks)
+            left = dict(heads)
+            while self._room and (first := self._first_of(left)):
+                self._take({key: len(some) for key, some in first.items()}, first)
+                for identity in itertools.chain(*first.values()):
+                    del left[identity]
+            identity_of = self._pick.spec.identity_of
+            self.tasks[before:] = sorted(self.tasks[before:], key=lambda task: place.get(identity_of(task), number))
+            if len(heads) < number:
+                return False
+            if once:
+                return bool(self._room)
+            number *= FURTHER
+        return False
+
+    def _first_of(self, heads: Mapping[Identity, Any]) -> dict[Any, list[Identity]]:
+        """Return by their keys the first rows that may have slots, as many as the claim wants."""
+        first: dict[Any, list[Identity]] = {}
+        room = self._room
+        for identity, key in heads.items():
+            if room and key not in self._dry and len(first.get(key, ())) < self._most(key):
+                first.setdefault(key, []).append(identity)
+                room -= 1
+        return first
+
+    def _in_turns(self, rotation: Rotation) -> bool:
+        """Claim tasks of the keys whose turn it is; return whether there may be others, which it has not found."""
+        in_vain, is_old, is_gated = 0, rotation.is_old(), self._gate is not None
+        read, least = set[Any](), LANES if is_gated else 1
+        while self._room and in_vain < _IN_VAIN:
+            if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
+                if is_gated and not is_old:
+                    rotation.pass_over()
+                keys, are_all = rotation.read(self._adapter, self._session, self._request.pick, self._room, least)
+                if keys <= self._dry and (are_all or keys <= read):
+                    return False
+                is_old, least = False, MANY_LANES if is_gated else 1
+                read |= keys
+            self._look(rotation.keys_in_turn())
+            shares = rotation.grant(self._room, self._request.pick.limit, self._dry, self._most)
+            if self._take(shares):
+                in_vain = 0
+            elif shares or self._gate is None:
+                in_vain += 1
+            for key in shares.keys() & self._dry:
+                if self._most(key):
+                    rotation.run_out(key)
+        return bool(self._room)
+
+    def _take(self, shares: Mapping[Any, int], first: Mapping[Any, Sequence[Identity]] | None = None) -> bool:
+        """Claim so many tasks of these keys, the ``first`` ones if they are known; return whether there were any."""
+        held = shares if self._gate is None or not shares else self._gate.hold(shares)
+        request, writes = replace(self._request, pick=self._pick), self._writes
+        found, taken = list[Any](), dict[Any, int]()
+        if held and writes is None:
+            found, taken = self._adapter.rows.claim_lanes(self._session, request, held, first)
+        elif held and writes is not None:
+            locked = self._adapter.rows.lock_lanes(self._session, request, held, first)
+            found = writes(self._session, request, [each for some in locked.values() for each in some])
+            taken = {key: len(some) for key, some in locked.items()}
+        if self._gate is not None:
+            self._gate.use(found)
+        self.tasks += found
+        self._number += sum(taken.values())
+        self._dry.update(key for key, share in shares.items() if taken.get(key, 0) < share)
         if found and not request.assignments and not request.delete:  # the rows still match
-            locked = [pick.spec.identity_of(task) for task in tasks]
-            rest = pick.without(adapter.rows.key_in(pick.spec, locked))
-        for key, share in shares.items():
-            if taken[key] < share:
-                dry.add(key)
-                rotation.run_out(key)
-        number += sum(taken.values())
-        in_vain = 0 if found else in_vain + 1
-    if room:  # other claims have locked the tasks of many keys, or the criteria leave them out
-        assert rest.lanes is not None
-        tasks += adapter.rows.lock_and_write(session, replace(request, pick=replace(rest.lanes.ordered, limit=room)))
-    return tasks
+            spec = self._pick.spec
+            self._pick = self._request.pick.without(
+                self._adapter.rows.key_in(spec, [spec.identity_of(task) for task in self.tasks])
+            )
+        return bool(found)

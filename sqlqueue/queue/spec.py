@@ -192,8 +192,8 @@ class QueueSpec:
     def partitions(self) -> tuple[Column[Any], ...]:
         """The columns that divide the queue.  A claim with an equality on some uses the index of the first of them."""
         named = (self.mapper.columns[name] for name in self.options.partitions)
-        shared = () if self.fair is None else (self.fair,)
-        return tuple(dict.fromkeys((*(self.columns[role] for role in self.divided_by), *named, *shared)))
+        lanes = () if self.lane is None else (self.lane,)
+        return tuple(dict.fromkeys((*(self.columns[role] for role in self.divided_by), *named, *lanes)))
 
     @cached_property
     def fair(self) -> Column[Any] | None:
@@ -206,11 +206,16 @@ class QueueSpec:
         return None if self.options.sequential is None else self.mapper.columns[self.options.sequential]
 
     @cached_property
+    def lane(self) -> Column[Any] | None:
+        """The column whose values are the keys by which tasks are claimed: they share the queue, or have limits."""
+        return self.columns.get("limit_key", self.fair)
+
+    @cached_property
     def divisions(self) -> tuple[tuple[Column[Any], ...], ...]:
         """The columns of each claim index between the status and the order."""
         single = ((column,) for column in self.partitions)
-        fair = () if self.fair is None else (self.fair,)
-        return ((), *single, *((column, key) for key in fair for column in self.partitions if column is not key))
+        lanes = () if self.lane is None else (self.lane,)
+        return ((), *single, *((column, lane) for lane in lanes for column in self.partitions if column is not lane))
 
     @cached_property
     def column_names(self) -> dict[str, str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import select
 
-from sqlqueue import QueueSession, utcnow
+from sqlqueue import ArgumentError, QueueSession, utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import ClaimRequest
-from sqlqueue.kinds.limits import create_slots
+from sqlqueue.kinds.limits import Gate, create_slots
 from sqlqueue.lifecycle.transitions import TOKEN, claim_assignments
 from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
@@ -89,8 +90,20 @@ def limited() -> Iterator[tuple[str, Call]]:
 def _claim_candidates(session: QueueSession) -> None:
     """Send the later statements of a claim that has found tasks with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
-    call = ClaimCall(session, ClaimQuery(spec), "claimer", MINUTE)
-    call.with_slots(adapter)._claim({(1,): "x", (2,): None}, ())
+    gate = Gate(session, adapter, spec, MINUTE)
+    gate.hold({"x": 1, None: 1})
+    gate._free["x"], gate._unread = [1, 2], {"x"}
+    gate.hold({"x": 2})
+    for step in ClaimQuery(spec).steps:
+        request = ClaimRequest(
+            pick=step(9), assignments=claim_assignments(spec, "claimer", MINUTE), parameters={TOKEN: 7}
+        )
+        first = {"x": [(1,)], None: [(2,)]}
+        with suppress(ArgumentError):  # on an engine that locks no rows, these are missing
+            adapter.rows.claim_lanes(session, request, {"x": 1, None: 1}, first)
+    (claim,) = claims(Visit, 1)
+    gate._used = {claim.identity: ("x", 1)}
+    gate.assign([claim])
 
 
 def progress() -> Iterator[tuple[str, Call]]:

@@ -9,9 +9,19 @@ import pytest
 from sqlalchemy import Column, Enum, ForeignKey, Integer, MetaData, String, Table, Uuid, desc
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column, registry, relationship
 
-from sqlqueue import ConfigurationError, QueueMixin, QueueOptions, ResultMixin, StageMixin, TopicMixin, UniqueMixin
+from sqlqueue import (
+    ConfigurationError,
+    LimitMixin,
+    QueueMixin,
+    QueueOptions,
+    ResultMixin,
+    StageMixin,
+    TopicMixin,
+    UniqueMixin,
+)
 from sqlqueue.outbox import OutboxMixin
 from tests.model.declaring import COLUMNS, columns, indexes
+from tests.support.models import Slot
 
 
 def _own(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> type[Any]:
@@ -161,6 +171,11 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
         QueueMixin,
         {"state": mapped_column(Enum("a", "b", name="letters")), **_queue(fair="state")},
         "does not have one order on every engine",
+    ),
+    "a share by another column than that of limits": (
+        LimitMixin,
+        _queue(fair="id", slots=Slot),
+        "a queue has one key: with LimitMixin, give fair='limit_key'",
     ),
     "a share of an outbox": (OutboxMixin, _queue(fair="message_key"), "have rules of their own"),
     "an order of an unknown key": (QueueMixin, _queue(sequential="nothing"), "sequential names 'nothing'"),

@@ -11,19 +11,21 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, Integer, event
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy import Identity, Integer, delete, event
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions, kinds
 from sqlqueue.dialects import adapter_for
+from sqlqueue.dialects.statements import LANES
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
 from tests.suite.limited import claim, held, locks_rows, set_limit, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.suite.simultaneous import concurrently
+from tests.suite.test_plans import reading
 from tests.support.harness import Actor, Database
-from tests.support.models import Slot, SQLSlot, Visit
-from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
+from tests.support.models import Base, Slot, SQLSlot, Visit
+from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, insert_many, without_waiting
 from tests.support.workers import seen
 
 leases = pytest.mark.parametrize("lease", ["default", None])
@@ -83,13 +85,13 @@ def test_others_are_found_behind_many_of_full_keys(
     full = [f"full {number}" for number in range(100)]
     visits(sync_db, *full * 10, *"ab", None)
     held = {"slot_number": 1, "status": "running", "available_at": TOMORROW}
-    sync_db.insert(Slot, [{"slot_key": key, **held} for key in full])
+    sync_db.insert(Slot, [{"slot_key": key, **held, "slot_number": number} for key in full for number in (0, 1)])
     analyze(sync_db, Visit)
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as statements:
         assert ids(actor.claim_many(Visit, limit=5)) == {1_001, 1_002, 1_003}
         assert len(statements) < 100
         # there are engines with a limit
-        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < batch + 20
+        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < max(batch, 2 * LANES) + 20
         actor.rollback()
 
 
@@ -97,14 +99,15 @@ def test_others_are_found_behind_many_of_full_keys(
 def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_for(sync_db.engine.dialect).rows, "batch", 4)
     keys = [str(number) for number in range(20)]
-    sync_db.insert(Slot, [{"slot_key": key, "slot_number": 1} for key in [*keys, *"ab"]])
+    sync_db.insert(Slot, [{"slot_key": key, "slot_number": number} for key in [*keys, *"ab"] for number in (0, 1)])
     visits(sync_db, *keys * 2, *"ab", None)
     a, b = contenders(sync_db)
     assert len(a.claim_many(Visit, limit=20)) == 20
     with seen(sync_db, "before_cursor_execute") as statements:
-        assert ids(b.claim_many(Visit, limit=2)) == {41, 42}
-        assert ids(b.claim_many(Visit, limit=9)) == {43}
-    assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 20
+        first = ids(b.claim_many(Visit, limit=2))
+        assert len(first) == 2
+        assert first | ids(b.claim_many(Visit, limit=9)) == {41, 42, 43}
+    assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 2 * LANES + 20
     b.rollback()
     a.rollback()
 
@@ -231,6 +234,60 @@ def test_a_heartbeat_keeps_the_slot(db: Database) -> None:
     assert len(lost.value.claims) == 1
 
 
+# -- keys that share a queue, and backlogs of full keys ---------------------------------------------------------------
+
+
+class Fetch(LimitMixin, Base):
+    __tablename__ = "fetch"
+    __queue__ = QueueOptions(fair="limit_key", weight={"gold": 2}, slots=Slot, limit=3)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+def test_keys_share_a_queue_within_their_limits(db: Database) -> None:
+    set_limit(db, 0, "closed")
+    set_limit(db, 10, "gold")
+    for key in ("closed", "a", "gold", None):
+        db.insert(Fetch, [{"limit_key": key}] * 30)
+    with db.session() as actor:
+        first = Counter(task.limit_key for task in actor.claim_many(Fetch, limit=8))
+        assert first == {"a": 2, "gold": 4, None: 2}
+        rest = Counter(task.limit_key for task in actor.claim_many(Fetch, limit=9))
+        assert rest["a"] == 1
+        assert rest["gold"] == pytest.approx(6, abs=1)
+        assert Counter(task.limit_key for task in actor.claim_many(Fetch, limit=99)) + first + rest == {
+            "a": 3,
+            "gold": 10,
+            None: 30,
+        }
+        assert actor.claim(Fetch) is None
+        actor.rollback()
+
+
+def test_the_backlog_of_a_full_key_costs_a_claim_nothing(sync_db: Database) -> None:
+    def median() -> int:
+        amounts = []
+        for _ in range(5):
+            with other.session() as session, reading(session, sync_db.case) as read:
+                assert {task.limit_key for task in session.claim_many(Visit, limit=6)} == {"b", "c", "d"}
+            amounts.append(read.amount)
+        return sorted(amounts)[2]
+
+    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    waiting = {"limit_key": "a", "priority": -1}
+    sync_db.insert(Visit, [waiting] * 500)
+    sync_db.insert(Visit, [{"limit_key": key} for key in "bcd"] * 30)
+    for key in "abcd":
+        set_limit(sync_db, 0 if key == "a" else 2, key)
+    analyze(sync_db, Visit)
+    small = median()
+    sync_db.execute(delete(Visit))
+    insert_many(sync_db, Visit, waiting)
+    sync_db.insert(Visit, [{"limit_key": key} for key in "bcd"] * 30)
+    analyze(sync_db, Visit)
+    assert median() <= 2 * small + 100
+
+
 # -- limits are set and changed for each key, and models that cannot have limits are refused --------------------------
 
 
@@ -264,7 +321,7 @@ def test_the_first_limits_by_key(sync_db: Database) -> None:
     assert [each.key for each in sync_db.session().limits(Visit, first=2)] == ["a", "b"]
 
 
-def test_tasks_that_may_not_run_cost_a_claim_nothing(sync_db: Database) -> None:
+def test_tasks_that_may_not_run_cost_a_claim_a_look_at_their_key(sync_db: Database) -> None:
     assert claim(sync_db) == []  # a connection and a server that are already initialized
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:
         assert actor.claim(Visit) is None
@@ -272,7 +329,7 @@ def test_tasks_that_may_not_run_cost_a_claim_nothing(sync_db: Database) -> None:
     set_limit(sync_db, 0)
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as after:
         assert actor.claim(Visit) is None
-    assert len(after) == len(before)
+    assert len(after) == len(before) + 1
 
 
 @locks_rows
