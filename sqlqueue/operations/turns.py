@@ -36,6 +36,8 @@ _SOME = 4 * LANES
 """The number of rows that are read where the next keys are not known."""
 _LARGEST_VISIT = 8
 """How many tasks a key with a weight of 1 takes at a visit at most, however large claims are."""
+_SEVERAL = 3
+"""The number of turns in a whole ring from which it certainly has more than one key: the edge is one of them."""
 _NOBODY: Any = object()
 _LITTLE = 1e-9
 """What sums of weights may be off."""
@@ -186,6 +188,10 @@ class Rotation:
         shares: dict[Any, int] = {}
         skipped = 0
         with self._lock:
+            if self._is_whole and len(self._ring) < _SEVERAL:
+                keys = [key for key, _ in self._ring if key is not EDGE and key not in dry]
+                if len(keys) == 1:
+                    return {keys[0]: room}
             self._quantum = self._quantum or _quantum_for(limit)
             while room and len(self._ring) > skipped:
                 key, weight = self._ring[0]
