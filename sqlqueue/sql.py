@@ -851,7 +851,7 @@ def sequential_picks(
     and those that follow it, ``run`` rows at most."""
     if order_by:
         raise ArgumentError(
-            f"order_by: tasks of {spec.entity.__name__} start in the order of {spec.options.sequential}, and of their"
+            f"order_by: tasks of {spec.entity.__name__} start in the order of {spec.sequence}, and of their"
             " primary keys"
         )
     if where or spec.shares_table:
@@ -876,9 +876,7 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         ordered=may_be_first,
         run=run,
         is_of_one=all(fixes(terms, each) for each in spec.primary_key),
-        free=and_(
-            *may_be_first.state, *terms, *(() if spec.options.continue_on_discarded else (_nothing_holds(spec),))
-        ),
+        free=and_(*may_be_first.state, *terms, *((_nothing_holds(spec),) if spec.discarded_hold else ())),
     )
     pick = Pick(
         spec=spec,

@@ -94,6 +94,8 @@ class ClaimRequest:
     """The loader options of the instances."""
     unreadable: list[Unreadable] = field(default_factory=list)
     """Receives the rows that are taken, but not deleted, and cannot be read."""
+    late: list[Identity] = field(default_factory=list)
+    """Receives those that follow such a row in a lane that keeps its order, and the row itself."""
 
 
 class Rows(ABC):

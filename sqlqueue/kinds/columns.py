@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import String, case, null
-from sqlalchemy.orm import Mapped, Session
+from sqlalchemy.orm import Mapped
 
 from .._support import checks
 from .._support.checks import duration
 from .._support.errors import ArgumentError
 from .._support.tracing import LONGEST, present_trace
 from ..dialects import json_type, key_type, lasting_keys, text_type, timestamp_type
-from ..dialects.base import Adapter
-from ..lifecycle.kind import Cause, Kind, KindIndex, Partition, Reason, SeenTask
+from ..lifecycle.kind import Kind, KindIndex, Partition
 from ..model.declaration import LONGEST_KEY, LONGEST_LATCH, QueueMixin, check_stored_json, optional
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
-from ..queue.spec import Criterion, Ordering, QueueSpec
-from ..sql import Assignment, counts_before, is_waiting, utcnow
+from ..queue.spec import Criterion, QueueSpec
+from ..sql import Assignment, is_waiting, utcnow
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 
@@ -331,25 +330,7 @@ class FlowMixin(QueueMixin):
 
 
 class Outbox(Kind):
-    """Keeps messages with the same key in order, and never reuses their primary keys."""
-
-    def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
-        """Yield the index that finds earlier messages of the same key."""
-        columns = [spec["message_key"], spec["finished_at"], *spec.primary_key]
-        yield KindIndex("order", columns, spec["finished_at"].is_(None))
-
-    def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
-        key = seen.values["message_key"]
-        return () if key is None else self._earlier(adapter, session, seen, key)
-
-    def _earlier(self, adapter: Adapter, session: Session, seen: SeenTask, key: str) -> Iterator[Reason]:
-        spec = seen.spec
-        order = [Ordering(column) for column in spec.primary_key]
-        unfinished = (spec["message_key"] == key, spec["finished_at"].is_(None))
-        ahead = sum(adapter.rows.execute(session, spec, counts_before(spec, order, seen.columns, *unfinished)).one())
-        if ahead:
-            text = f"{ahead:,} earlier messages with its key {key!r} are not published yet"
-            yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)
+    """Never reuses the primary keys of messages; their keys keep their order."""
 
     def mapped(self, spec: QueueSpec) -> None:
         """Prevent the engine from reusing primary keys: consumers recognize a repeated message by its key."""

@@ -179,7 +179,7 @@ def _sequence_indexes(spec: QueueSpec) -> Iterator[KindIndex]:
     if spec.sequence is None:
         return
     yield KindIndex("order", [term.column for term in spec.sequence_order], spec["finished_at"].is_(None))
-    if not spec.options.continue_on_discarded:
+    if spec.discarded_hold:
         held = dict.fromkeys([spec["status"], spec.sequence, *spec.primary_key])
         yield KindIndex("held", list(held), spec["status"] == state(Status.DISCARDED))
 

@@ -68,7 +68,7 @@ from ..transaction import (
 )
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
 from .sequence import claim_in_sequence
-from .settling import EXPIRY, complete, fail, settle_some
+from .settling import EXPIRY, RETURNED, complete, fail, settle_some
 from .turns import LaneClaim, Rotation, rotation_of
 
 # -- the parameters of claims: which tasks are wanted, in which order, and by whom ------------------------------------
@@ -88,10 +88,13 @@ class ClaimQuery:
         order_by: OrderBy = (),
         options: Sequence[ExecutableOption] = (),
         steps: tuple[Step, ...] | None = None,
+        *,
+        run: int = 1,
     ) -> None:
         """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``.
 
-        ``steps``: what to claim, one after another; by default available rows, then due rows.
+        ``steps``: what to claim, one after another; by default available rows, then due rows.  ``run``: how many tasks
+        of a key that keeps its order to claim at a time.
         """
         if not isinstance(options, Sequence):
             raise ArgumentError(f"options={options!r}: give a sequence of loader options")
@@ -103,15 +106,17 @@ class ClaimQuery:
         self.where = where
         self.order = order
         self.options = options
-        ways = sequential_picks if spec.sequence is not None else picks if spec.lane is None else lane_picks
-        self.steps: tuple[Step, ...] = steps or ways(spec, where, order)
+        self.run = run
+        if steps is None and spec.sequence is not None:
+            steps = sequential_picks(spec, where, order, run=run)
+        self.steps: tuple[Step, ...] = steps or (picks if spec.lane is None else lane_picks)(spec, where, order)
         self.rotations: dict[Any, Rotation] = {}
         """The rotations of these claims, if their criteria leave out rows of a key of a fair queue."""
 
     def narrowed(self, where: Sequence[Where], *, named: bool = False) -> ClaimQuery:
         """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
         steps: tuple[Step, ...] | None = named_picks(self.spec, where) if named else None
-        narrowed = ClaimQuery(self.spec, where, self.order, self.options, steps)
+        narrowed = ClaimQuery(self.spec, where, self.order, self.options, steps, run=self.run)
         narrowed.steps = narrowed.steps[: len(self.steps)]
         return narrowed
 
@@ -247,6 +252,9 @@ class ClaimCall:
     _until: float = field(default=math.inf, init=False)
     """When to return without further tasks, see :data:`PATIENCE`."""
 
+    _late: set[Identity] = field(default_factory=set, init=False)
+    """The claimed tasks that follow one of their key that is set aside."""
+
     def is_over(self) -> bool:
         """Whether to take no more, because the claim has met rows that cannot be read for long enough."""
         return time.monotonic() >= self._until
@@ -350,6 +358,10 @@ class ClaimCall:
                 made = Claim(type(task), spec.identity_of(task), getattr(task, attempt), token, name, since)
                 held_claims.append((instance_state(task), HeldClaim(made)))
         ledger_of(self.session).remember(self.session, held_claims)
+        if self._late:  # they must wait for one before them that cannot be read
+            late = [task for task in tasks if spec.identity_of(task) in self._late]
+            settle_some(self.session, late, RETURNED)
+            tasks = [task for task in tasks if task not in late]
         return tasks
 
     def take(
@@ -396,6 +408,7 @@ class ClaimCall:
                     tasks += taken
                     break
                 self._until = min(self._until, time.monotonic() + PATIENCE)
+                self._late.update(request.late)
                 set_aside(adapter, session, spec, request.unreadable, claimed=bool(assignments))
                 # a claim that has to search for its rows also finds those of the step before
                 before = {spec.identity_of(task) for task in tasks}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any, TypeAlias
 
 from sqlalchemy.orm import Session
@@ -45,13 +45,15 @@ def claim_in_sequence(
             is_old = False
         shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, visited)
         lines = _lines(adapter, session, pick, shares, room)
-        for key in shares:
-            rotation.run_out(key)
         visited.update(key for key in lines if key is not None or len(lines[None]) < UNKEYED)
         if 0 < len(lines) < len(shares):
             rotation.return_to(list(lines)[-1])
         locked = _lock(adapter, session, request, lines)
         tasks += write(session, replace(request, pick=lanes.ordered), locked) if locked else ()
+        if request.unreadable:
+            readable = set(locked).difference(each.identity for each in request.unreadable)
+            late = (dropwhile(readable.__contains__, line) for line in lines.values())
+            request.late.extend(each for line in late for each in line)
         width = 0 if locked else LANES  # in vain: look at many keys at a time
     return tasks
 
@@ -60,18 +62,21 @@ def _lines(
     adapter: Adapter, session: Session, pick: Pick, shares: Mapping[Any, int], room: int
 ) -> dict[Any, Sequence[Identity]]:
     """Return the tasks that each key could start now, in order, at most its share, until there are enough of them."""
-    lanes: Any = pick.lanes
-    lines = dict[Any, Sequence[Identity]]()
-    most = {key: min(share, lanes.run) for key, share in shares.items() if key is not None}
-    free = adapter.rows.free_rows(session, pick, list(most), max(most.values())) if most else {}
-    for key in shares:
-        if key is None and room:
-            lines[key] = _unkeyed(adapter, session, pick, min(room, UNKEYED))
-        elif room:
-            lines[key] = free[key][: min(most[key], room)]
-        else:
+    run: int = pick.lanes.run  # type: ignore[union-attr,assignment]
+    lines, keys = dict[Any, Sequence[Identity]](), [key for key in shares if key is not None]
+    most = {key: min(max(shares[key], -(-room // len(keys))), run) for key in keys}
+    number = 1 << (max(most.values(), default=1) - 1).bit_length()  # of few sizes, for which there are statements
+    free = adapter.rows.free_rows(session, pick, keys, number) if keys else {}
+    for key, share in shares.items():
+        if not room:
             break
+        some = min(share, room, run)
+        lines[key] = free[key][:some] if key is not None else _unkeyed(adapter, session, pick, min(room, UNKEYED))
         room -= len(lines[key])
+    for key in keys if room and run > 1 else ():  # what others could not use
+        line = free[key][: min(most[key], len(lines[key]) + room)]
+        room -= len(line) - len(lines[key])
+        lines[key] = line
     return lines
 
 

@@ -315,7 +315,7 @@ def _sequence(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Re
         doing = _doing(status, holder, moment, seen.now)
         text = f"task {key_text(tuple(identity))} with its key {key!r} comes first: {doing}"
         yield Reason(cause=Cause.KEY_ORDER, text=f"{text}{others}", ahead=ahead)
-    if spec.options.continue_on_discarded:
+    if not spec.discarded_hold:
         return
     held = replace(first, state=(spec["status"] == state(Status.DISCARDED),), order=(), index=spec.index_name("held"))
     letter = adapter.rows.execute(session, spec, look(held, *spec.primary_key)).first()

@@ -42,7 +42,7 @@ from ..worker import (
     transaction_limit,
     write_outcomes,
 )
-from .claims import claim_messages, is_first, outbox_of
+from .claims import claim_messages, outbox_of
 
 if TYPE_CHECKING:
     from .claims import M
@@ -285,8 +285,8 @@ class Relay(Worker):
         notify: bool = True,
     ) -> None:
         super().__init__(sessions, name=name, poll=poll, grace=grace, notify=notify)
-        first = is_first(outbox_of(entity))
-        handler = handler_of(_one(publish), entity, (first,), concurrency=1, lease=lease, batch=batch)
+        outbox_of(entity)
+        handler = handler_of(_one(publish), entity, (), concurrency=1, lease=lease, batch=batch)
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self._reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
         self._within = transaction_limit(handler.lease)

@@ -203,12 +203,19 @@ class QueueSpec:
     @cached_property
     def sequence(self) -> Column[Any] | None:
         """The column whose values keep their tasks in order, ``None`` if tasks do not wait for each other."""
+        if "message_key" in self.columns:
+            return self["message_key"]
         return None if self.options.sequential is None else self.mapper.columns[self.options.sequential]
 
     @cached_property
     def lane(self) -> Column[Any] | None:
         """The column whose values are the keys by which tasks are claimed: they share the queue, or have limits."""
         return self.columns.get("limit_key", self.fair)
+
+    @cached_property
+    def discarded_hold(self) -> bool:
+        """Whether a discarded task holds those that follow it in its key; messages of an outbox do not."""
+        return not self.options.continue_on_discarded and "message_key" not in self.columns
 
     @cached_property
     def divisions(self) -> tuple[tuple[Column[Any], ...], ...]:

@@ -23,8 +23,7 @@ from sqlqueue.operations.latches import Latches
 from sqlqueue.operations.settling import EXPIRY, keep_steps, report_some, settle_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
-from sqlqueue.outbox.claims import first_of, is_first
-from sqlqueue.sql import EDGE, picks
+from sqlqueue.sql import EDGE
 from sqlqueue.transaction import Access
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
@@ -183,14 +182,8 @@ def _claim_of_keys(session: QueueSession) -> None:
 
 def outbox() -> Iterator[tuple[str, Call]]:
     for model in (Outgoing, Dispatch):
-        yield f"{model.__name__}.claim_messages", lambda s, m=model: claim_messages(s, m, limit=10)
-    spec = Outgoing.__queue_spec__
-    yield "Outgoing.next_due", lambda s: next_due(s, Outgoing, is_first(spec))
-    for number, pick in enumerate(picks(spec, (), ()), 1):
-        yield (
-            f"Outgoing.first {number}",
-            lambda s, p=pick: s.execute(first_of(adapter_for(s.get_bind().dialect), p(10), None)),
-        )
+        yield f"{model.__name__}.claim_messages", beginning(lambda s, m=model: claim_messages(s, m, limit=10))
+    yield "Outgoing.next_due", lambda s: next_due(s, Outgoing)
     yield "Outgoing.complete", lambda s: s.complete(claims(Outgoing, 3))
 
 

@@ -26,7 +26,13 @@ def fill(db: Database, *keys: str | None, **columns: Any) -> list[int]:
 
 
 def claim(actor: Actor, *where: Any, limit: int = 100) -> list[int]:
-    return [message.id for message in actor.run(claim_messages, Outgoing, *where, limit=limit)]
+    return in_order(actor.run(claim_messages, Outgoing, *where, limit=limit))
+
+
+def in_order(messages: Iterable[Any]) -> list[int]:
+    """Return the ids of claimed messages, those of each key as they were claimed; the keys in order, none last."""
+    by_key = sorted(messages, key=lambda message: (message.message_key is None, message.message_key or ""))
+    return [message.id for message in by_key]
 
 
 class Notes:

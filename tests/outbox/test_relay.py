@@ -39,7 +39,7 @@ def test_all_are_published_in_one_call_and_gone(db: Database) -> None:
     notes = Notes()
     relay = relay_of(db.variant(), notes)
     assert relay.relay_once() == 3
-    assert notes.calls == [[a1, a2, b1]]
+    assert notes.calls in ([[a1, a2, b1]], [[b1, a1, a2]])
     assert states(db) == {}
     assert relay.relay_once() == 0
 
@@ -124,7 +124,8 @@ def test_a_failing_message_holds_back_only_its_key(db: Database) -> None:
     notes = Notes(lambda message: message.id == a2 or message.message_key == "b")
     relay = relay_of(db, notes)
     assert once(db, relay) == 2
-    assert notes.calls[1:] == [[a1], [a2], [b1], [none]]
+    assert sorted(notes.calls[1:]) == sorted([[a1], [a2], [b1], [none]])
+    assert notes.calls.index([a1]) < notes.calls.index([a2])
     assert states(db) == {a2: "retryable", b1: "retryable", b1 + 1: "available", b3: "available"}
     failed = "ConnectionError: the broker does not answer"
     assert by_id(db, Outgoing.error) == {a2: failed, b1: failed, b1 + 1: None, b3: None}
@@ -171,7 +172,7 @@ def test_a_crash_after_publishing_publishes_again_with_the_same_ids(db: Database
     assert once(db, relay) == 0
     end_leases(db, Outgoing)
     assert once(db, relay) == 3
-    assert notes.calls == [ids]
+    assert notes.calls in ([ids], [[ids[2], *ids[:2]]])
 
 
 def test_a_lost_claim_completes_none_of_the_batch(sync_db: Database) -> None:
