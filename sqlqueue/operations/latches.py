@@ -95,6 +95,7 @@ class Latches:
         return self.adapter.rows.execute(self.session, self.spec, statement)
 
     def change(self, ids: Collection[str], **values: Any) -> None:
+        """Write to latches, by column."""
         for some in _parts(ids):
             self._execute(update(self.model.table).where(self.c.id.in_(some)).values(**values))
 
@@ -202,7 +203,7 @@ class Latches:
         names = ("id", "reports_to", "waits_for", "members", "waiters", "opened_at", "broken_at", "sealed")
         found: list[Any] = []
         for some in _parts(sorted(ids)):
-            wanted = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
+            wanted: Select[Any] = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
             found += self._execute(self.adapter.rows.locking(self.model.table, wanted, skips=skips)).all()
         return found
 
@@ -366,7 +367,7 @@ class Latches:
     def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = ()) -> Any:
         """Lock a latch against being opened, without waiting for others that add to it; note the tables of what is
         added.  Returns its row, or ``None``."""
-        asked = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
+        asked: Select[Any] = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
         asked, added = asked.where(self.c.id == key), {"members": set(members), "waiters": set(waiters)}
         found = self._execute(asked).one_or_none()
         if found is None:

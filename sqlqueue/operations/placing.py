@@ -78,7 +78,7 @@ class Place:
         """Make the tasks members of a batch, or of the one in which a task is, for which its successors wait."""
         key = into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
         row = None if key is None else self.latches.share(key, members=[self.spec.name])
-        if row is None:
+        if key is None or row is None:
             raise ArgumentError(f"into={into!r}: there is no such batch, or the task is in none")
         if row.opened_at is not None:
             raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
