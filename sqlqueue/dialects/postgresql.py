@@ -434,7 +434,7 @@ def _of_distribution(connection: Connection, spec: QueueSpec) -> Iterator[Findin
 
 
 def _of_sequences(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    """Yield findings about keys of an outbox that are not generated in the order of their transactions."""
+    """Yield findings about keys of a queue that keeps its order which are not generated in that of transactions."""
     name = live_name(connection, spec.table)
     sequence = func.pg_catalog.to_regclass(func.pg_catalog.pg_get_serial_sequence(name, _ATTRIBUTES.c.attname))
     is_its = _SEQUENCES.c.seqrelid == cast(sequence, postgresql.OID)
@@ -447,7 +447,7 @@ def _of_sequences(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     for key, numbers, cached in connection.execute(keys):
         message = (
             f"each session takes {cached} numbers at once from {numbers}, which generates {key} of"
-            f" {spec.table.fullname}: messages with the same message_key may be published out of order"
+            f" {spec.table.fullname}: rows with the same {spec.sequence} may be taken out of order"
         )
         fix = f"ALTER SEQUENCE {numbers} CACHE 1"
         yield Finding.of(spec, Severity.WARNING, "unordered-identity", message, fix)
@@ -549,7 +549,7 @@ class PostgreSQLInspection(CatalogInspection):
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         yield from _of_distribution(connection, spec)
-        if "message_key" in spec.columns:  # other queues are not ordered by their keys
+        if spec.sequence is not None:  # other queues are not ordered by their keys
             yield from _of_sequences(connection, spec)
 
     def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy import Column, DateTime, Identity, Integer, MetaData, String, Ta
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import DropIndex
 
-from sqlqueue import Finding, QueueMixin, SchemaMismatchError, Severity, verify_schema
+from sqlqueue import Finding, QueueMixin, QueueOptions, SchemaMismatchError, Severity, verify_schema
 from sqlqueue.diagnostics.check import verify_queues
 from sqlqueue.dialects import adapter_for
 from sqlqueue.outbox import OutboxMixin
@@ -131,7 +131,7 @@ def _keyed(in_metadata: MetaData, collation: str) -> Any:
 
 
 @pytest.mark.requires("sequences")
-def test_keys_of_messages_that_sessions_take_in_advance(sync_db: Database) -> None:
+def test_keys_in_order_that_sessions_take_in_advance(sync_db: Database) -> None:
     class Own(DeclarativeBase):
         metadata = MetaData()
 
@@ -140,22 +140,30 @@ def test_keys_of_messages_that_sessions_take_in_advance(sync_db: Database) -> No
 
         id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
+    class OrderedBooking(QueueMixin, Own):
+        __tablename__ = "ordered_booking"
+        __queue__ = QueueOptions(sequential="account")
+
+        id: Mapped[int] = mapped_column(primary_key=True)  # a serial
+        account: Mapped[str] = mapped_column(String(20))
+
     class OrderedTask(QueueMixin, Own):
         __tablename__ = "ordered_task"
 
-        id: Mapped[int] = mapped_column(primary_key=True)  # a serial
+        id: Mapped[int] = mapped_column(primary_key=True)
 
     Own.metadata.create_all(sync_db.engine)
     db = sync_db.variant(isolation_level="READ COMMITTED")
     try:
-        assert findings(db, OrderedMessage) == []
-        sequences = [f"{name}_id_seq" for name in ("ordered_message", "ordered_task")]
+        sequences = [f"{kind.__tablename__}_id_seq" for kind in (OrderedMessage, OrderedBooking, OrderedTask)]
+        assert findings(db, OrderedMessage) == findings(db, OrderedBooking) == []
         execute(sync_db, *(f"ALTER SEQUENCE {each} CACHE 20" for each in sequences))
-        (finding,) = findings(db, OrderedMessage)
-        assert (finding.severity, finding.code) == ("warning", "unordered-identity")
+        for ordered in (OrderedMessage, OrderedBooking):
+            (finding,) = findings(db, ordered)
+            assert (finding.severity, finding.code) == ("warning", "unordered-identity")
+            execute(sync_db, finding.fix)
+            assert findings(db, ordered) == []
         assert findings(db, OrderedTask) == []
-        execute(sync_db, finding.fix)
-        assert findings(db, OrderedMessage) == []
     finally:
         Own.metadata.drop_all(sync_db.engine)
 

@@ -16,7 +16,7 @@ from sqlqueue.dialects import adapter_for
 from tests.dialects import recorder
 from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Document, Listing, Outgoing, Parcel, Task
+from tests.support.models import Document, Listing, Outgoing, Parcel, Task, Transfer
 
 BINARY = (("NLS_COMP", "BINARY"), ("NLS_SORT", "BINARY"))
 HEALTHY = (
@@ -136,10 +136,11 @@ ORDERED, UNORDERED = (
         (Outgoing, UNORDERED, 1, ["unordered-identity"]),
         (Outgoing, UNORDERED, 0, []),
         (Outgoing, ORDERED, 1, []),
+        (Transfer, UNORDERED, 1, ["unordered-identity"]),
         (Task, UNORDERED, 1, []),  # its key orders nothing
     ],
 )
-def test_keys_of_messages_in_a_cluster(
+def test_keys_in_order_in_a_cluster(
     monkeypatch: pytest.MonkeyPatch, model: type[Any], options: Any, clustered: int, codes: list[str]
 ) -> None:
     monkeypatch.setattr(recorder.Variable, "getvalue", lambda *_: clustered)
