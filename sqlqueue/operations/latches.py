@@ -46,6 +46,8 @@ from .conflicts import translating
 
 MOST = 500
 """The maximum number of latches that a statement names."""
+LATE = timedelta(hours=1)
+"""For how long after the opening of latches a sweep searches for tasks that still wait for them."""
 ANY = "*"
 """Stands for latches among the tables of members and waiters."""
 COMPLETED, FAILED, WHENEVER, SKIPPED = "completed", "failed", "final", "skipped"
@@ -94,6 +96,22 @@ class Latches:
     def _execute(self, statement: Any) -> Any:
         return self.adapter.rows.execute(self.session, self.spec, statement)
 
+    @cached_property
+    def _may_miss(self) -> bool:
+        """Whether a plain SELECT may not show what has been committed before this transaction locked a latch."""
+        return self.adapter.connections.may_change_unseen(self.session.connection(self.spec.bind_arguments))
+
+    def _latest(self, spec: QueueSpec, index: str, reading: Select[Any], *, skips: bool = False) -> Select[Any]:
+        """Return ``reading``, which reads ranges of an index, so that it shows what is committed now, whatever the
+        transaction's snapshot; ``skips``: without rows that others have locked."""
+        if not self._may_miss:
+            return reading
+        hinted = self.adapter.rows.probing(spec, spec.index_name(index), reading)
+        return hinted.with_for_update(skip_locked=skips)
+
+    def _latest_latches(self, reading: Select[Any]) -> Any:
+        return self._execute(reading.with_for_update(read=True) if self._may_miss else reading)
+
     def change(self, ids: Collection[str], **values: Any) -> None:
         """Write to latches, by column."""
         for some in _parts(ids):
@@ -136,6 +154,18 @@ class Latches:
         closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed)
         return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
 
+    def late(self, since: timedelta | None) -> list[str]:
+        """Return latches, opened ``since`` that time if given, for which tasks still wait: who opened them has not seen
+        these, in an older snapshot or without their model."""
+        latch = self.model.table
+        waits = [
+            self._probe(spec, is_waiting(spec), spec["waits_for"] == latch.c.id, index="waits")
+            for spec in self.flows.values()
+        ]
+        opened = latch.c.opened_at.is_not(None) if since is None else latch.c.opened_at > utcnow(-since)
+        found = select(latch.c.id).where(opened, or_(*(x.is_not(None) for x in waits))).limit(MOST)
+        return list(self._execute(found).scalars())
+
     def of_failed(self, tasks: Mapping[QueueSpec, Collection[Identity]]) -> set[str]:
         """Return the latches of those of ``tasks`` that have failed for good."""
         found, rows = set[str](), self.adapter.rows
@@ -145,9 +175,8 @@ class Latches:
                 found.update(rows.execute(self.session, spec, rows.by_key(spec, asked)).scalars())
         return found
 
-    def _probe(self, spec: QueueSpec, *criteria: Criterion) -> ColumnElement[Any]:
-        index = spec.index_name("reports")
-        return self._first(self.adapter.rows.probing(spec, index, select(_ONE).where(*criteria)))
+    def _probe(self, spec: QueueSpec, *criteria: Criterion, index: str = "reports") -> ColumnElement[Any]:
+        return self._first(self.adapter.rows.probing(spec, spec.index_name(index), select(_ONE).where(*criteria)))
 
     def _first(self, found: Select[Any]) -> ColumnElement[Any]:
         """Return a subquery of one row.  Planners turn NOT EXISTS into joins that read all members."""
@@ -212,36 +241,53 @@ class Latches:
         rows = list(rows)
         found = {row.reports_to for row in rows if row.reports_to is not None}
         for some in _parts([row.id for row in rows if ANY in row.waiters]):
-            found.update(self._execute(select(self.c.id).where(self.c.waits_for.in_(some))).scalars())
+            found.update(self._latest_latches(select(self.c.id).where(self.c.waits_for.in_(some))).scalars())
         return found
 
-    def _count(self, rows: Sequence[Any]) -> dict[str, Counter[str]]:
-        """Return how the members of these latches have ended, and how many have not."""
+    def _count(self, rows: Sequence[Any], *, ended: bool = False) -> dict[str, Counter[str]]:
+        """Return how the members of these latches have ended, and, unless only the ``ended`` ones are needed, how many
+        have not."""
         found: dict[str, Counter[str]] = {row.id: Counter() for row in rows}
         for name, spec in self.flows.items():
             columns = (spec["reports_to"], spec["status"], spec["waits_when"])
             for some in _parts([row.id for row in rows if name in row.members]):
                 asked = select(*columns, func.count()).where(spec["reports_to"].in_(some)).group_by(*columns)
-                for latch, status, when, number in self._execute_for(spec, asked):
+                latest = self._latest(spec, "reports", asked, skips=ended)
+                for latch, status, when, number in self._execute_for(spec, latest):
                     end = SKIPPED if when == SKIPPED and status in FINAL else status
                     found[latch]["unfinished" if status not in FINAL else end] += number
         sums = [func.sum(self.c[name]) for name in OUTCOMES]
         closed = func.count() - func.count(self.c.opened_at)
         for some in _parts([row.id for row in rows if ANY in row.members]):
             asked = select(self.c.reports_to, closed, *sums).where(self.c.reports_to.in_(some))
-            for latch, *numbers in self._execute(asked.group_by(self.c.reports_to)):
+            for latch, *numbers in self._latest_latches(asked.group_by(self.c.reports_to)):
                 _add(found[latch], numbers)
         sources = {row.waits_for: row.id for row in rows if row.waits_for is not None}
         for some in _parts(list(sources)):
             is_closed = case((self.c.opened_at.is_(None), _ONE), else_=literal_column("0"))
             asked = select(self.c.id, is_closed, *(self.c[name] for name in OUTCOMES)).where(self.c.id.in_(some))
-            numbers = {source: values for source, *values in self._execute(asked).all()}
+            numbers = {source: values for source, *values in self._latest_latches(asked).all()}
             for row in rows:
                 if row.waits_for in numbers and row.waits_for in some:
                     _add(found[row.id], numbers[row.waits_for])
         return found
 
     # -- releases tasks that wait
+
+    def catch_up(self, rows: Iterable[Any]) -> set[str]:
+        """Release what waits for latches that are open, or broken, already; return the latches to look at."""
+        affected = set[str]()
+        for row in rows:
+            if row.broken_at is None:
+                affected |= self.release([row])
+            else:
+                ended = self.fail([row], early=row.opened_at is None)
+                affected |= ended | self.break_(ended)
+        return affected
+
+    def release_late(self, ids: Collection[str]) -> set[str]:
+        """Release what still waits for those of these latches that are open; return the latches to look at."""
+        return self.catch_up(self._lock(ids, self.c.opened_at.is_not(None), skips=True))
 
     def release(self, rows: Sequence[Any]) -> set[str]:
         """Start what waits for the success of these latches; return the latches of tasks that are not needed."""
@@ -268,30 +314,36 @@ class Latches:
 
     def _start(self, spec: QueueSpec, ids: Collection[str], *whens: str) -> None:
         values = [(spec["status"], state(Status.AVAILABLE)), (spec["available_at"], utcnow())]
-        started = self.adapter.rows.sweep(self.session, spec, write(spec, _waits(spec, ids, *whens), values))
+        waiting = _waits(spec, ids, *whens)
+        if self._may_miss:
+            started = sum(1 for _ in self._write(spec, waiting, is_waiting(spec), values))
+        else:
+            started = self.adapter.rows.sweep(self.session, spec, write(spec, waiting, values))
         if started:
             announce(self.session, spec)
 
     def _waited_for(self, spec: QueueSpec, ids: Collection[str]) -> list[str]:
-        found = select(spec["waits_for"]).where(_waits(spec, ids, COMPLETED)).distinct()
-        return list(self.adapter.rows.execute(self.session, spec, found).scalars())
+        found = self._latest(spec, "waits", select(spec["waits_for"]).where(_waits(spec, ids, COMPLETED)))
+        return list({key for (key,) in self._execute_for(spec, found.distinct())})
 
     def _end(self, spec: QueueSpec, ids: Collection[str], when: str, marks: Sequence[Assignment]) -> set[str]:
         """Cancel waiting tasks; return the latches to which they report."""
         values = [*marks, *end_assignments(spec, Status.CANCELLED)]
-        return set(self._write(spec, _waits(spec, ids, when), is_waiting(spec), values))
+        ended = self._write(spec, _waits(spec, ids, when), is_waiting(spec), values)
+        return {latch for latch in ended if latch is not None}
 
     def _write(
         self, spec: QueueSpec, found: Criterion, still: Criterion, values: Sequence[Assignment]
-    ) -> Iterator[str]:
-        """Write to the rows that are ``found``, by key; return the latches to which they report."""
+    ) -> Iterator[str | None]:
+        """Write to the rows that are ``found``, by key; return the latch to which each reports."""
         rows, width = self.adapter.rows, len(spec.primary_key)
-        named = self._execute_for(spec, select(*spec.primary_key, spec["reports_to"]).where(found))
+        asked = select(*spec.primary_key, spec["reports_to"]).where(found)
+        named = self._execute_for(spec, self._latest(spec, "waits", asked))
         for some in rows.batches(spec, [tuple(row) for row in named]):
             keys = rows.key_in(spec, [row[:width] for row in some])
             with translating(self.adapter, spec):
                 rows.count(self.session, spec, rows.by_key(spec, write(spec, and_(keys, still), values)))
-            yield from {row[width] for row in some if row[width] is not None}
+            yield from (row[width] for row in some)
 
     def _execute_for(self, spec: QueueSpec, statement: Any) -> Any:
         return self.adapter.rows.execute(self.session, spec, statement).all()
@@ -313,8 +365,8 @@ class Latches:
         """Lock latches, whatever their state, so that they open neither before nor while their members change; return
         their rows."""
         held = self._lock(ids, skips=False)
-        if self.adapter.inspection.locks_elsewhere(self.session.connection(self.spec.bind_arguments)):
-            self.change(ids, changes=self.c.changes + _ONE)  # other nodes do not see the lock, but two writes conflict
+        # other nodes do not see the lock, and older snapshots not what it has protected, but two writes conflict
+        self.change([row.id for row in held], changes=self.c.changes + _ONE)
         return held
 
     def reopen(self, ids: Collection[str]) -> None:
@@ -323,7 +375,7 @@ class Latches:
         todo = set(ids)
         while todo:
             rows = self._lock(todo, or_(self.c.opened_at.is_not(None), self.c.broken_at.is_not(None)), skips=False)
-            counts, broken = self._count(rows), self._broken_below(rows)
+            counts, broken = self._count(rows, ended=True), self._broken_below(rows)
             mended = [
                 r for r in rows if r.broken_at is not None and not _is_failing(counts[r.id]) and r.id not in broken
             ]
@@ -340,11 +392,11 @@ class Latches:
         found = set[str]()
         for some in _parts([row.id for row in rows if ANY in row.members]):
             broken = select(self.c.reports_to).where(self.c.reports_to.in_(some), self.c.broken_at.is_not(None))
-            found.update(self._execute(broken.distinct()).scalars())
+            found.update(self._latest_latches(broken.distinct()).scalars())
         sources = {row.waits_for: row.id for row in rows if row.waits_for is not None}
         for some in _parts(list(sources)):
             broken = select(self.c.id).where(self.c.id.in_(some), self.c.broken_at.is_not(None))
-            sick = set(self._execute(broken).scalars())
+            sick = set(self._latest_latches(broken).scalars())
             found.update(row.id for row in rows if row.waits_for in sick)
         return found
 
@@ -355,24 +407,24 @@ class Latches:
         return {key for some in _parts(links) for key in self._execute(found.where(self.c.id.in_(some))).scalars()}
 
     def _revive(self, rows: Sequence[Any], when: str) -> set[str]:
-        above = set[str]()
+        above = set[Any]()
         for spec, ids in self._waiters(rows):
             gone = and_(spec["status"] == state(Status.CANCELLED), spec["attempt"] == literal_column("0"))
             found = and_(spec["waits_for"].in_(ids), spec["waits_when"] == when, gone)
             above.update(self._write(spec, found, gone, revive_assignments(spec)))
-        return above
+        return above - {None}
 
     # -- adds latches, members and waiters
 
-    def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = ()) -> Any:
+    def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = (), latest: bool = False) -> Any:
         """Lock a latch against being opened, without waiting for others that add to it; note the tables of what is
-        added.  Returns its row, or ``None``."""
+        added.  Returns its row, or ``None``; ``latest``: also if the transaction's snapshot does not show it."""
         asked: Select[Any] = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
         asked, added = asked.where(self.c.id == key), {"members": set(members), "waiters": set(waiters)}
-        found = self._execute(asked).one_or_none()
+        locking, table = self.adapter.rows.locking, self.model.table
+        found = self._execute(locking(table, asked, skips=False) if latest else asked).one_or_none()
         if found is None:
             return None
-        locking, table = self.adapter.rows.locking, self.model.table
         if any(tables.difference(getattr(found, name)) for name, tables in added.items()):
             found = self._execute(locking(table, asked, skips=False)).one()  # the latest, whatever the snapshot
             merged = {name: sorted(tables.union(getattr(found, name))) for name, tables in added.items()}
@@ -440,6 +492,7 @@ def advance(session: AnySession, entity: type[QueueMixin]) -> int:
     if any(hides(session.connection(each.bind_arguments), each) for each in latches.flows.values()):
         raise ArgumentError("advance() needs a session that sees all tasks, because of row-level security")
     opened = 0
+    latches.release_late(latches.late(LATE))
     broken = latches.break_(latches.failing(None))
     while found := latches.ripe(None):
         look = latches.open(found)

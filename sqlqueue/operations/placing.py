@@ -108,11 +108,7 @@ class Place:
     def arrive(self) -> bool:
         """Release the tasks, which are stored now, from what has ended already.  Returns whether anything has."""
         latches = self.latches
-        for row in self.ended:
-            if row.broken_at is not None:
-                latches.fail([row], early=row.opened_at is None)
-            else:
-                latches.release([row])
+        latches.catch_up(self.ended)
         latches.open(self.links)
         if self.links:
             latches.break_(latches.broken_links(self.links))
@@ -122,7 +118,9 @@ class Place:
         row = self.latches.share(key, waiters=[waiter])
         if row is None:
             create_event(self.latches, check_key(key))
-            row = self.latches.share(key, waiters=[waiter])
+            row = self.latches.share(key, waiters=[waiter], latest=True)
+            if row is None:
+                raise ArgumentError(f"after={key!r} is newer than this transaction's snapshot. Roll back.")
         if waiter != ANY and (row.opened_at is not None or row.broken_at is not None):
             self.ended.append(row)
 
@@ -216,8 +214,12 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
     session, spec = session_of(session), flow_spec(entity)
     checks.check_json("payload", payload)
     latches = Latches.of(session, spec, Access.CHANGE)
-    create_event(latches, check_key(key))
-    (row,) = latches.hold([key])
+    if not (held := latches.hold([check_key(key)])):
+        create_event(latches, key)
+        held = latches.hold([key])
+    if not held:
+        raise ArgumentError(f"{key!r} is newer than this transaction's snapshot. Roll back.")
+    (row,) = held
     if row.sealed:
         raise ArgumentError(f"{key!r} is a batch, which opens when its members have ended")
     if row.opened_at is not None:

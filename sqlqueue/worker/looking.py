@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from ..model.companions import LatchTable, latches_of
-from ..operations.latches import MOST, Latches, Look
+from ..operations.latches import LATE, MOST, Latches, Look
 from ..queue.spec import Identity, QueueSpec
 from ..transaction import Access
 from .context import WorkerContext
@@ -39,6 +39,7 @@ class _Found(NamedTuple):
 
     ripe: list[str]
     broken: set[str]
+    late: Collection[str] = ()
 
 
 class LatchWatch:
@@ -117,7 +118,7 @@ class LatchWatch:
         return max(self._context.poll.total_seconds(), SWEEP_SHARE * (time.monotonic() - begun))
 
     async def _open(self, found: _Found) -> Look:
-        if not found.ripe and not found.broken:
+        if not (found.ripe or found.broken or found.late):
             return Look(0)
         return await self._transact(partial(_open, found=found), Access.SKIP)
 
@@ -138,11 +139,11 @@ def _find(latches: Latches, among: Collection[str], failed: Mapping[QueueSpec, C
 
 
 def _find_all(latches: Latches, since: timedelta | None) -> _Found:
-    return _Found(latches.ripe(None), latches.failing(since))
+    return _Found(latches.ripe(None), latches.failing(since), latches.late(since and LATE))
 
 
 def _open(latches: Latches, found: _Found) -> Look:
-    above = latches.break_(found.broken)
+    above = latches.release_late(found.late) | latches.break_(found.broken)
     opened, left = latches.open(found.ripe)
     return Look(opened, left | above)
 

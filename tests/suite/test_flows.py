@@ -6,12 +6,13 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, select, update
+from sqlalchemy import Identity, func, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
@@ -25,6 +26,7 @@ from sqlqueue import (
     RecurringMixin,
     claim_of,
 )
+from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.latches import Latches
 from sqlqueue.transaction import Access
 from tests.support.flows import Latch, Note, Page, flow
@@ -59,6 +61,20 @@ def work(db: Database, *failing: str, models: Iterable[Any] = (Page, Note)) -> l
                 session.discard(task, "boom")
             else:
                 session.complete(task)
+
+
+def until_success(db: Database, change: Callable[[], Any], session: Any) -> None:
+    """Change something and commit, again while other transactions conflict."""
+    while True:
+        try:
+            change()
+            session.commit()
+        except DBAPIError as error:
+            session.rollback()
+            if not adapter_for(db.engine.dialect).connections.is_temporary(error):
+                raise
+        else:
+            return
 
 
 def opens(session: Any, *keys: str) -> int:
@@ -181,8 +197,7 @@ def test_two_last_members_that_end_at_once(flow: Database) -> None:
                     task = session.claim(Page)
                     session.commit()
                     barrier.wait(30)
-                    session.complete(claim_of(task))
-                    session.commit()
+                    until_success(db, lambda: session.complete(claim_of(task)), session)
                 opened.append(flow.committed.advance(Page))
 
             threads = [threading.Thread(target=end) for _ in range(2)]
@@ -212,6 +227,57 @@ def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database) -> 
     with flow.begin() as other:
         assert opens(other.sync_session, "import") == 0, "the look has not counted again under the lock"
     assert work(flow) == ["a", "end"]
+
+
+@pytest.mark.sync_only
+def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
+    """What others have committed since counts, or the transaction fails, and is called again."""
+    if flow.case.one_writer:
+        pytest.skip("a transaction with an older snapshot cannot write")
+    db = flow.variant(isolation_level="REPEATABLE READ")
+
+    def later(meanwhile: Callable[[], Any], change: Callable[[Any], Any]) -> None:
+        todo = [meanwhile]
+        with db.session() as session:
+
+            def both() -> None:
+                session.scalar(select(func.count()).select_from(Page))
+                if todo:
+                    todo.pop()()
+                change(session)
+
+            until_success(db, both, session)
+
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        for name in "ab":
+            session.discard(session.claim(Page, Page.name == name), "boom")
+    flow.committed.advance(Page)
+    assert ends(flow, Note)["completed"] == "cancelled"
+    later(
+        lambda: flow.committed.retry(Page, Page.name == "a"),
+        lambda session: session.retry(Page, Page.name == "b"),
+    )
+    assert ends(flow, Note)["completed"] == "waiting"
+
+    flow.committed.enqueue(Note(name="first"), after="event")
+    later(
+        lambda: flow.committed.enqueue(Note(name="second"), after="event"),
+        lambda session: session.open_event(Page, "event"),
+    )
+    flow.committed.advance(Page)  # PostgreSQL's snapshot has not shown the second one, and no change conflicted
+    found = ends(flow, Note)
+    assert found["first"] == found["second"] == "available"
+
+    def wait(session: Any) -> None:
+        try:
+            session.enqueue(Note(name="third"), after="another")
+        except ArgumentError:
+            session.rollback()
+            session.enqueue(Note(name="third"), after="another")
+
+    later(lambda: flow.committed.open_event(Page, "another"), wait)
+    assert ends(flow, Note)["third"] == "available"
 
 
 @pytest.mark.sync_only
