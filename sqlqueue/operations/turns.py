@@ -85,7 +85,7 @@ class Keys:
             following = adapter.rows.next_keys(session, pick, self._guesses(key))
         else:
             rows = adapter.rows.keys_after(session, pick, key, _SOME)
-            following = dict(pairwise(dict.fromkeys([key, *rows, *([EDGE] if len(rows) < _SOME else [])])))
+            following = dict(pairwise([*dict.fromkeys([key, *rows]), *([EDGE] if len(rows) < _SOME else [])]))
         self._following.update(following)
         return following
 
