@@ -155,6 +155,7 @@ def _first_of_keys(session: QueueSession) -> None:
     """Send the statements of a claim that knows keys."""
     adapter, (step,) = adapter_for(session.get_bind().dialect), ClaimQuery(Transfer.__queue_spec__).steps
     adapter.rows.next_keys(session, step(9), [EDGE, "a", "b"])
+    adapter.rows.keys_after(session, step(9), "b", 128)
     adapter.rows.free_rows(session, step(9), ["a", "b"], 1)
     adapter.rows.lock_keys(session, step(9).lanes.ordered, [(7,), (8,)], 2, locks_only=False)
 
