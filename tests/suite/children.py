@@ -17,6 +17,7 @@ from sqlalchemy.orm import aliased, sessionmaker
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession, Worker
 from tests.suite.settlements import SETTLINGS
+from tests.support.flows import Note, Page
 from tests.support.models import Ledger, Task, Transfer, Visit
 from tests.support.processes import Gate
 
@@ -45,6 +46,30 @@ def drain(gate: Gate, url: URL, total: int, worker: str) -> int:
                     return done
                 s.rollback()
                 time.sleep(0.01)
+
+
+def run_flow(gate: Gate, url: URL, dies: str) -> None:
+    """Run tasks, one per transaction, and open latches until no callback is left; three pages fail.  It arrives to be
+    killed in a transaction that has settled a task, or opened a latch."""
+    done, chance = 0, random.Random()
+    with session(url) as s:
+        while s.scalar(select(func.count()).select_from(Note).where(Note.finished_at.is_(None))):
+            s.rollback()
+            with suppress(OperationalError):  # SQLite's one writer is busy, or a deadlock
+                task = next(filter(None, (s.claim(model) for model in (Page, Note))), None)
+                if task is not None and task.name in ("5", "50", "150"):
+                    s.discard(task, "boom")
+                elif task is not None:
+                    s.complete(task)
+                done += task is not None
+                if dies == "settling" and done >= 15:
+                    gate.wait()
+                s.commit()
+                if task is None or chance.random() < 0.5:  # otherwise it is as if it had died since
+                    if s.advance(Page) and dies == "looking":
+                        gate.wait()
+                    s.commit()
+            s.rollback()
 
 
 def enqueue(gate: Gate, url: URL, number: int) -> None:

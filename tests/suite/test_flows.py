@@ -29,8 +29,10 @@ from sqlqueue import (
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.latches import Latches
 from sqlqueue.transaction import Access
+from tests.suite import children
 from tests.support.flows import Latch, Note, Page, flow
 from tests.support.harness import Database
+from tests.support.processes import Processes
 from tests.support.workers import eventually
 
 __all__ = ["flow"]
@@ -210,20 +212,24 @@ def test_two_last_members_that_end_at_once(flow: Database) -> None:
 
 
 @pytest.mark.sync_only
-def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database) -> None:
+def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last member has just failed, and a look has found the latch ripe when the member is retried."""
     with flow.begin() as session, session.batch("import") as batch:
         batch.add(Page(name="a"))
         batch.then(Note(name="end"), when="final")
     with flow.begin() as session:
         session.discard(session.claim(Page), "boom")
-    if flow.case.one_writer:
-        flow.committed.retry(Page)
-    else:
-        with flow.begin() as session:
-            assert session.retry(Page) == 1
+    reopen, seen = Latches.reopen, list[int]()
+
+    def look_first(self: Latches, ids: Any) -> None:
+        if not flow.case.one_writer:
             with flow.begin() as other:
-                assert opens(other.sync_session, "import") == 0, "the retry has not locked the latch"
+                seen.append(opens(other.sync_session, "import"))
+        reopen(self, ids)
+
+    monkeypatch.setattr(Latches, "reopen", look_first)
+    assert flow.committed.retry(Page) == 1
+    assert not any(seen), "the retry has not locked the latch before it changed the member"
     with flow.begin() as other:
         assert opens(other.sync_session, "import") == 0, "the look has not counted again under the lock"
     assert work(flow) == ["a", "end"]
@@ -308,6 +314,51 @@ def test_a_user_who_cancels_a_waiting_task_takes_it_out(flow: Database) -> None:
     flow.committed.retry(Page)
     assert work(flow) == ["a"]
     assert ends(flow, Note)["completed"] == "cancelled"
+
+
+@pytest.mark.one_engine
+def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) -> None:
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        session.enqueue(Note(name="push"), into="import")
+    flow.execute(update(Note).where(Note.name == "push").values(expires_at=Note.created_at))
+    flow.committed.cancel(Page, Page.name == "a")
+    assert Counter(work(flow)) == Counter(["b", "c", "failed", "final"])
+    assert ends(flow, Note) == {
+        **dict.fromkeys(("failed", "final"), "completed"),
+        **dict.fromkeys(("completed", "push"), "cancelled"),
+    }
+    with flow.begin() as session:
+        latch = session.get(Latch, "import")
+        assert (latch.completed, latch.cancelled) == (2, 2)
+
+
+@pytest.mark.sync_only
+def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Processes) -> None:
+    """Four processes settle members and look at latches; those that are about to commit are killed, now and then."""
+    number, killed = 200, 0
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page, [{"name": f"{n}"} for n in range(number)])
+        for when in ("completed", "failed", "final"):
+            batch.then(Note(name=when), when=when)
+    running = [processes.spawn(children.run_flow, flow.url, dies) for dies in ("settling", "looking") * 2]
+    while running:
+        child = processes.first(running)
+        running.remove(child)
+        if child.has_arrived:
+            child.kill()
+            killed += 1
+            dies = "no more" if killed >= 8 else ("settling", "looking")[killed % 2]
+            running.append(processes.spawn(children.run_flow, flow.url, dies))
+    assert killed >= 4
+    with flow.begin() as session:
+        latch = session.get(Latch, "import")
+        counts = Counter(session.scalars(select(Page.status)))
+        assert counts == {"completed": number - 3, "discarded": 3}
+        assert (latch.completed, latch.discarded, latch.cancelled) == (number - 3, 3, 0)
+        assert [
+            (note.name, note.status, note.attempt) for note in session.scalars(select(Note).order_by(Note.name))
+        ] == [("completed", "cancelled", 0), ("failed", "completed", 1), ("final", "completed", 1)]
 
 
 @pytest.mark.one_engine
@@ -398,6 +449,16 @@ def test_a_waiter_that_comes_while_an_event_opens_is_not_forgotten(flow: Databas
             thread.join()
         flow.committed.open_event(Page, key)  # if the other one lost the race for a new key
         assert ends(flow, Note)[key] == "available"
+    if not flow.case.one_writer:
+        flow.committed.enqueue(Note(name="first"), after="last event")
+        opener = threading.Thread(target=flow.committed.open_event, args=(Page, "last event"))
+        with flow.begin() as session:
+            session.enqueue(Note(name="second"), after="last event")
+            opener.start()
+            opener.join(0.3)
+            assert opener.is_alive(), "the event has opened over a waiter that is not committed"
+        opener.join()
+        assert ends(flow, Note)["second"] == "available"
 
 
 @pytest.mark.one_engine

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ConstantBackoff, FlowMixin, LatchMixin, QueueOptions, ResultMixin, UniqueMixin
+from sqlqueue import ConstantBackoff, ExpiryMixin, FlowMixin, LatchMixin, QueueOptions, ResultMixin, UniqueMixin
 from tests.support import tables
 from tests.support.harness import Database
 
@@ -30,7 +30,7 @@ class Page(FlowMixin, ResultMixin, Flow):
     name: Mapped[str] = mapped_column(String(50), default="")
 
 
-class Note(FlowMixin, UniqueMixin, Flow):
+class Note(FlowMixin, UniqueMixin, ExpiryMixin, Flow):
     __tablename__ = "flow_note"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from sqlqueue._support.processes import CONTEXT
@@ -35,7 +35,8 @@ class Child:
     """A process that runs `target(gate, *args)`; the target is importable and its arguments can be pickled."""
 
     def __init__(self, target: Callable[..., Any], *args: Any) -> None:
-        self._connection, far_end = CONTEXT.Pipe()
+        self.connection, far_end = CONTEXT.Pipe()
+        self.has_arrived = False
         self._process = CONTEXT.Process(target=_main, args=(far_end, target, args), daemon=True)
         self._process.start()
         far_end.close()  # so that the death of the child ends the pipe
@@ -43,8 +44,15 @@ class Child:
     def wait_until_arrived(self, timeout: float = 60) -> None:
         self._receive("arrived", timeout)
 
+    def take(self) -> None:
+        """Receive that it has arrived, or has returned; raise what it has raised."""
+        kind, value = self.connection.recv()
+        if kind == "failed":
+            raise RuntimeError(f"the child process has failed: {value}")
+        self.has_arrived = kind == "arrived"
+
     def let_pass(self) -> None:
-        self._connection.send(None)
+        self.connection.send(None)
 
     def result(self, timeout: float = 60) -> Any:
         """Return the result of the target, once the process has ended."""
@@ -65,12 +73,12 @@ class Child:
         """Kill the process as `kill -9` does, without cleanup."""
         self._process.kill()
         self._process.join()
-        self._connection.close()
+        self.connection.close()
 
     def _receive(self, expected: str, timeout: float) -> Any:
-        if not self._connection.poll(timeout):
+        if not self.connection.poll(timeout):
             raise TimeoutError(f"the child process has not {expected} within {timeout} s")
-        kind, value = self._connection.recv()
+        kind, value = self.connection.recv()
         if kind != expected:
             raise RuntimeError(f"the child process has {kind}, not {expected}: {value}")
         return value
@@ -85,6 +93,15 @@ class Processes:
     def spawn(self, target: Callable[..., Any], *args: Any) -> Child:
         child = Child(target, *args)
         self._children.append(child)
+        return child
+
+    def first(self, among: Sequence[Child], timeout: float = 60) -> Child:
+        """Return the first of these children that has arrived or ended."""
+        found = wait([child.connection for child in among], timeout)
+        if not found:
+            raise TimeoutError(f"no child process has arrived or ended within {timeout} s")
+        child = next(each for each in among if each.connection is found[0])
+        child.take()
         return child
 
     def end_test(self) -> None:
