@@ -203,10 +203,14 @@ def end_all(
 ) -> int:
     """End the chosen tasks, free the slots that they hold, and record the attempts that this ends."""
     if not spec.is_limited and history_of(spec.table.metadata) is None:
-        return change(session, spec, chosen, values)
-    waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
-    # some of these may have returned to waiting since
-    return waiting + _end_running(session, spec, chosen, values, end)
+        ended = change(session, spec, chosen, values)
+    else:
+        ended = change(session, spec, and_(chosen, ~is_held(spec)), values)
+        # some of these may have returned to waiting since
+        ended += _end_running(session, spec, chosen, values, end)
+    if ended and spec.sequence is not None:  # the next tasks of their keys were waiting
+        announce(session, spec)
+    return ended
 
 
 def _end_running(

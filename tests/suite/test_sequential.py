@@ -13,6 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
 from sqlqueue.operations import turns
+from sqlqueue.worker import fetcher
 from tests.suite import children
 from tests.suite.test_plans import reading
 from tests.support.harness import Actor, Database
@@ -272,6 +273,30 @@ def test_workers_keep_the_order(sync_db: Database) -> None:
     for key in range(3):
         order = [number for number in started if number % 3 == key]
         assert order == sorted(order)
+
+
+@pytest.mark.one_engine
+def test_a_worker_is_woken_for_the_next_task_whoever_ends_the_first(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "FIRST_LOOK", HOUR.total_seconds())
+    transfers(sync_db, "a", "a", "b", "b")
+    started: list[int] = []
+    with sync_db.begin() as session:
+        a, _ = sorted(session.claim_many(Transfer, limit=2, lease=HOUR), key=lambda task: task.id)
+    workers = Workers(sync_db)
+    try:
+        workers.serve(Transfer, lambda transfer: started.append(transfer.id), poll=HOUR)
+        time.sleep(0.5)  # it has looked, and waits
+        with sync_db.begin() as session:
+            session.complete(a)
+        eventually(lambda: started == [2])
+        time.sleep(0.5)
+        with sync_db.begin() as session:
+            session.cancel(Transfer, Transfer.id == 3)
+        eventually(lambda: started == [2, 4])
+    finally:
+        workers.end_test()
 
 
 @pytest.mark.sync_only
