@@ -428,7 +428,7 @@ def test_function_jobs_are_named_in_log_lines_spans_and_metrics(
     workers.start(worker)
     eventually(lambda: set(statuses(sync_db, Job).values()) == {"retryable", "completed"})
     (record,) = (each for each in caplog.records if hasattr(each, "outcome"))
-    assert re.match(r"job \d+ \(shop\.mail\): attempt 1/\d+ failed \(ValueError: no such", record.getMessage())
+    assert re.match(r"job \d+ \(shop\.mail\): attempt 1 \(\d+ left\) failed \(ValueError: no such", record.getMessage())
     facts = {name: vars(record)[name] for name in ("queue", "function", "attempt", "worker")}
     assert facts == {"queue": "job", "function": "shop.mail", "attempt": 1, "worker": "mailer"}
     assert record.getMessage().startswith(f"job {vars(record)['key']} ")

@@ -73,7 +73,7 @@ def test_each_outcome_is_recorded_and_logged(
     (record,) = eventually(lambda: [each for each in caplog.records if hasattr(each, "outcome")])
     assert (record.levelname, record.exc_info is not None) == (level, error is NO)
     assert error is not NO or "/worker/executor.py" in caplog.text, "frames are left out although it logs at DEBUG"
-    assert not said or record.getMessage() == f"task 7: attempt {attempt + 1}/3 {said}"
+    assert not said or record.getMessage() == f"task 7: attempt {attempt + 1} ({2 - attempt} left) {said}"
     facts = (record.queue, record.key, record.attempt, record.outcome)
     assert facts == ("task", "7", attempt + 1, outcome)
     eventually(all_are(db, status))
