@@ -330,10 +330,11 @@ class Gate:
             create_slots(self._session, self._adapter, self._spec, [key for key in new if key is not None])
             self._read(new, 1 << (max(shares.values()) + _OTHERS).bit_length())
             self._free = {**{key: [] for key in new}, **self._free}  # an old snapshot does not show new slots
-        missing = self._lock(shares)
-        if more := [key for key in missing if key in self._unread]:  # others have locked those that seemed to be free
-            self._read(more, ENDLESS)
-            self._lock(shares)
+        while missing := self._lock(shares):  # others have locked some that seemed to be free
+            if not any(self._free.get(key) for key in missing):
+                if not (more := [key for key in missing if key in self._unread]):
+                    break
+                self._read(more, ENDLESS)
         found = {key: share if key is None else min(share, len(self._held[key])) for key, share in shares.items()}
         return {key: number for key, number in found.items() if number}
 

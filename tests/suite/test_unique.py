@@ -199,7 +199,9 @@ def test_delay_cannot_be_combined_with_a_time_in_the_row(db: Database, said: dic
     with db.session() as actor:
         tasks = [Listing(unique_key="a"), Listing(unique_key="b", **said)]
         for given in ([tasks], [Listing, [{"unique_key": "a"}, {"unique_key": "b", **said}]]):
-            with pytest.raises(ArgumentError, match="row 1: delay= and expires= set the times: leave out available_at and status"):
+            with pytest.raises(
+                ArgumentError, match="row 1: delay= and expires= set the times: leave out available_at and status"
+            ):
                 actor.enqueue(*given, **how)
         assert [task.available_at for task in tasks] == [None, said.get("available_at")]
         assert list(actor.new) == []
