@@ -67,7 +67,7 @@ FURTHER = 8
 LANE = "sqlqueue_lane_{}"
 LANES = 32
 """The maximum number of lanes that a statement reads; engines limit the parts of a statement."""
-MANY_LANES = 8 * LANES
+MANY_LANES = 16 * LANES
 """The number of lanes that are searched where most have no tasks that may start."""
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES)
 """The numbers of lanes for which there are statements: otherwise, most claims would compile their own."""

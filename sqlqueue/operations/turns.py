@@ -115,6 +115,7 @@ class Rotation:
     def __init__(self, spec: QueueSpec, keys: Keys) -> None:
         self.keys = keys
         self._spec = spec
+        self._lanes = MANY_LANES if spec.is_limited else LANES
         self._lock = Lock()
         self._ring: deque[Turn] = deque()
         self._is_whole = False
@@ -140,7 +141,7 @@ class Rotation:
 
     def _visits(self, room: int) -> int:
         """Return how many keys a claim of ``room`` tasks visits, if they have a weight of 1."""
-        return min(LANES, math.ceil(room / (self._quantum or _quantum_for(room))))
+        return min(self._lanes, math.ceil(room / (self._quantum or self._quantum_for(room))))
 
     def pass_over(self) -> None:
         """Go on after the keys of the ring, of which none has tasks that may start."""
@@ -153,8 +154,11 @@ class Rotation:
         with self._lock:
             return [turn.key for turn in self._ring if turn.key is not EDGE]
 
-    def read(self, adapter: Adapter, session: Session, pick: Pick, room: int, least: int = 1) -> tuple[set[Any], bool]:
-        """Read whose turn it is next, at ``least`` so many keys; return the keys, and whether these are all."""
+    def read(self, adapter: Adapter, session: Session, pick: Pick, room: int) -> tuple[set[Any], bool]:
+        """Read whose turn it is next; return the keys, and whether these are all.
+
+        Many in a queue with limits, since most of them may have no tasks that may start.
+        """
         spec, last, lanes = self._spec, self._last, pick.lanes
         is_new = last is _NOBODY
         start = self.keys.some() if is_new else EDGE if last is None else last  # NULL follows the edge
@@ -165,7 +169,7 @@ class Rotation:
             place = lanes.listed.index(last) + 1 if last in lanes.listed else 0
             keys, is_whole = [*lanes.listed[place:], *lanes.listed[:place]], True
         else:
-            wanted = LANES if is_new else max(least, self._visits(room))
+            wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
             if lanes is not None and lanes.column.nullable and (EDGE in keys or last is EDGE):
                 keys.insert(0 if last is EDGE else keys.index(EDGE) + 1, None)
@@ -183,7 +187,8 @@ class Rotation:
         self, room: int, limit: int, dry: Collection[Any], most: Callable[[Any], int] = lambda _: LARGEST
     ) -> dict[Any, int]:
         """Return how many tasks of which keys a claim may take, in the order of their turns: ``room`` tasks of its
-        ``limit`` or fewer, of :data:`.LANES` keys at most, of none that are ``dry``, and of each at ``most`` so many.
+        ``limit`` or fewer, of as many keys as are searched at a time, of none that are ``dry``, and of each at
+        ``most`` so many.
         """
         shares: dict[Any, int] = {}
         skipped = 0
@@ -192,16 +197,16 @@ class Rotation:
                 keys = [key for key, _ in self._ring if key is not EDGE and key not in dry]
                 if len(keys) == 1:
                     return {keys[0]: room}
-            self._quantum = self._quantum or _quantum_for(limit)
+            self._quantum = self._quantum or self._quantum_for(limit)
             while room and len(self._ring) > skipped:
                 key, weight = self._ring[0]
                 if key is EDGE or key in dry or (allowed := most(key) - shares.get(key, 0)) <= 0:
                     if key is EDGE:
-                        self._quantum = _quantum_for(limit)
+                        self._quantum = self._quantum_for(limit)
                     skipped += self._is_whole
                     self._go_on()
                     continue
-                if key not in shares and len(shares) == LANES:
+                if key not in shares and len(shares) == self._lanes:
                     break
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
@@ -224,6 +229,9 @@ class Rotation:
                 self._credit.clear()
         return shares
 
+    def _quantum_for(self, limit: int) -> int:
+        return min(math.ceil(limit / self._lanes), _LARGEST_VISIT)
+
     def _go_on(self) -> None:
         turn = self._ring.popleft()
         self._last = turn.key
@@ -243,10 +251,6 @@ class Rotation:
             self._ring = deque(turn for turn in self._ring if turn.key is EDGE or turn.key != key)
             if self._visited == key:
                 self._visited = _NOBODY
-
-
-def _quantum_for(limit: int) -> int:
-    return min(math.ceil(limit / LANES), _LARGEST_VISIT)
 
 
 _rotations: WeakKeyDictionary[Pool, LRUCache[Any, Rotation]] = WeakKeyDictionary()
@@ -354,16 +358,18 @@ class LaneClaim:
     def _in_turns(self, rotation: Rotation) -> bool:
         """Claim tasks of the keys whose turn it is; return whether there may be others, which it has not found."""
         in_vain, is_old, is_gated = 0, rotation.is_old(), self._gate is not None
-        read, least = set[Any](), LANES if is_gated else 1
+        read, are_all = set[Any](), False
         while self._room and in_vain < _IN_VAIN:
+            if are_all and read <= self._dry:
+                return False
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
                 if is_gated and not is_old:
                     rotation.pass_over()
-                keys, are_all = rotation.read(self._adapter, self._session, self._request.pick, self._room, least)
-                if keys <= self._dry and (are_all or keys <= read):
+                keys, are_all = rotation.read(self._adapter, self._session, self._request.pick, self._room)
+                if keys <= self._dry and keys <= read:
                     return False
-                is_old, least = False, MANY_LANES if is_gated else 1
-                read |= keys
+                is_old = False
+                read = keys if are_all else read | keys
             self._look(rotation.keys_in_turn())
             shares = rotation.grant(self._room, self._request.pick.limit, self._dry, self._most)
             if self._take(shares):
@@ -390,7 +396,7 @@ class LaneClaim:
             self._gate.use(found)
         self.tasks += found
         self._number += sum(taken.values())
-        self._dry.update(key for key, share in shares.items() if taken.get(key, 0) < share)
+        self._dry.update(key for key, share in shares.items() if taken.get(key, 0) < share or not self._most(key))
         if found and not request.assignments and not request.delete:  # the rows still match
             spec = self._pick.spec
             self._pick = self._request.pick.without(

@@ -269,5 +269,5 @@ def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
         with sent() as cost:
             assert {task.limit_key for task in actor.claim_many(Visit, limit=MANY)} == {"a", "b", "c", None}
         actor.rollback()
-    assert cost["statements"] <= (24 if adapter_for(db.engine.dialect).rows.walks_keys else 36)
+    assert cost["statements"] <= (16 if adapter_for(db.engine.dialect).rows.walks_keys else 36)
     assert cost["connections"] <= 1
