@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 from itertools import groupby
+from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.outbox import Relay, claim_messages
@@ -81,6 +82,25 @@ def test_messages_do_not_overtake_a_locked_one_of_their_key(db: Database) -> Non
         assert operator.scalars(select(Outgoing).where(Outgoing.id == a2).with_for_update()).one()
         assert without_waiting(operator, lambda: claim(relay)) == [a1, b1]
         operator.rollback()
+
+
+@pytest.mark.requires("locks_rows")
+def test_messages_do_not_overtake_one_that_is_put_off_after_a_claim_has_found_it(sync_db: Database) -> None:
+    a1, _, b1 = fill(sync_db, "a", "a", "b")
+    found: list[str] = []
+
+    def put_off(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "UPDATE" in statement and not found:
+            found.append(statement)
+            later(sync_db, a1)
+
+    with sync_db.session() as relay:
+        event.listen(relay.get_bind(), "before_cursor_execute", put_off)
+        try:
+            assert claim(relay) == [b1]
+        finally:
+            event.remove(relay.get_bind(), "before_cursor_execute", put_off)
+    assert found
 
 
 def test_a_retryable_message_holds_back_only_its_key(db: Database) -> None:
