@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import insert, select
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from sqlqueue import TopicMixin
+from sqlqueue import FlowMixin, QueueMixin, TopicMixin
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
@@ -55,6 +55,30 @@ def test_without_the_mixin_only_its_columns_and_indexes_go(
     here.downgrade()
     model.metadata.create_all(sync_db.engine)
     assert definitions(sync_db, model.metadata) == by_migration
+
+
+@pytest.mark.requires("drops_any_column")
+def test_a_queue_in_use_gets_batches_and_loses_them(sync_db: Database, project: MakeProject) -> None:
+    queue, flow = plain.shipment(QueueMixin), plain.shipment(FlowMixin)
+    here = project(queue.metadata, plugin=True)
+    here.migrate("queue")
+    with sync_db.engine.begin() as connection:
+        connection.execute(insert(queue), ROWS)
+    as_queue = definitions(sync_db, queue.metadata)
+
+    there = here.using(flow.metadata)
+    there.revise("batches")
+    there.upgrade()
+    there.check()
+    by_migration = definitions(sync_db, flow.metadata)
+    with sync_db.begin() as session:
+        assert [task.id for task in session.claim_many(flow, limit=5)] == [1, 2, 3]
+
+    here.downgrade("-1")
+    assert _alike(sync_db, definitions(sync_db, queue.metadata)) == _alike(sync_db, as_queue)
+    here.downgrade()
+    flow.metadata.create_all(sync_db.engine)
+    assert _alike(sync_db, definitions(sync_db, flow.metadata)) == _alike(sync_db, by_migration)
 
 
 def _alike(db: Database, found: dict[str, list[str]]) -> list[str]:
