@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, ColumnClause, Index, Select, Table, or_
+from sqlalchemy import Column, Index, Select, Table, or_
 from sqlalchemy.dialects import mssql
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BooleanClauseList
@@ -176,9 +176,8 @@ def columns_of_all(columns: Any) -> set[Column[Any]]:
 def _table(statement: Any) -> Table:
     if not isinstance(statement, Select):
         return statement.table
-    # cheaper than get_final_froms(), which compiles the statement
-    columns = [each for column in statement.selected_columns for each in visitors.iterate(column)]
-    (table,) = {each.table for each in columns if isinstance(each, ColumnClause)}
+    # cheaper than get_final_froms(), which compiles the statement; subqueries in columns have a FROM of their own
+    (table,) = statement.columns_clause_froms
     return table  # type: ignore[return-value]
 
 

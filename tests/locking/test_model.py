@@ -84,8 +84,8 @@ FORMER: list[tuple[type[Server], str, str, type[Violation]]] = [
     # a change by criterion waits for every locked row that it reads
     (SQLServer, "mssql", "sets", WaitsForUnconcerned),
     # the only candidate is locked by another transaction
-    (Oracle, "oracle", "limits", FindsTooLittle),
-    (OracleThatJudgesAgain, "oracle", "limits", FindsTooLittle),
+    (Oracle, "oracle", "locks", FindsTooLittle),
+    (OracleThatJudgesAgain, "oracle", "locks", FindsTooLittle),
     # a row found at OPEN has been completed or has changed by the time it is locked
     (OracleWithFormerBlock, "oracle", "locks", TakesWrongly),
     (OracleWithFormerBlock, "oracle", "stages", TakesWrongly),

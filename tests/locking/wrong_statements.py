@@ -57,6 +57,9 @@ class FormerOracleRows(OracleRows):
         free = select(*pick.spec.primary_key).where(*pick.state, *pick.where, self.key_in(pick.spec, found))
         return self.keys(session, pick.spec, free.with_for_update(skip_locked=True)) if found else []
 
+    def lock_and_write(self, session: Any, request: ClaimRequest) -> list[Any]:
+        return Rows.lock_and_write(self, session, request)
+
 
 class FormerMySQLRows(MySQLRows):
     """Reads through the index in claim order, whose entries stay locked even if others hold the rows."""
