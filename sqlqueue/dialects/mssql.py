@@ -282,7 +282,10 @@ class SQLServerRows(Rows):
         # a scan would wait for rows that others have locked
         if isinstance(statement, Select):
             return statement.with_hint(spec.table, f"WITH ({seek_by_key(spec.table)})")
-        hinted = statement.with_hint(f"WITH (ROWLOCK, {seek_by_key(spec.table)})")
+        return self.writing(spec.table, statement)
+
+    def writing(self, table: Table, statement: ByKey) -> ByKey:
+        hinted = statement.with_hint(f"WITH (ROWLOCK, {seek_by_key(table)})")
         hinted.__class__ = SeekingUpdate if isinstance(statement, Update) else SeekingDelete
         return hinted
 
@@ -303,7 +306,8 @@ class SQLServerRows(Rows):
 
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
         kind, skip = "HOLDLOCK" if shared else "UPDLOCK", ", READPAST" if skips else ""
-        return reading.order_by(*table.primary_key).with_hint(table, f"WITH (ROWLOCK, {kind}{skip})")
+        ordered = reading if skips else reading.order_by(*table.primary_key)
+        return ordered.with_hint(table, f"WITH (ROWLOCK, {kind}{skip}, {seek_by_key(table)})")
 
     def supports_returning(self, spec: QueueSpec) -> bool:
         # OUTPUT fails on a table with triggers, which Table(implicit_returning=False) declares

@@ -285,7 +285,13 @@ class Rows(ABC):
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
         """Return ``reading``, which reads rows of a table beside the queues by primary key, so that it locks them:
         those that are free if it ``skips``, and not against others that lock them ``shared``."""
-        return reading.order_by(*table.primary_key).with_for_update(skip_locked=skips, read=shared)
+        ordered = reading if skips else reading.order_by(*table.primary_key)  # what waits for no lock needs no order
+        return ordered.with_for_update(skip_locked=skips, read=shared)
+
+    def writing(self, table: Table, statement: ByKey) -> ByKey:
+        """Return ``statement``, an UPDATE or DELETE of rows of a table by primary key, changed so that it reads no
+        others."""
+        return statement
 
     def supports_returning(self, spec: QueueSpec) -> bool:
         """Return whether UPDATE and DELETE of this queue's table support RETURNING."""

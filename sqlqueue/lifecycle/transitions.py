@@ -591,7 +591,7 @@ def revive_assignments(spec: QueueSpec) -> list[Assignment]:
     when, moment = spec["waits_when"], spec["available_at"]
     return [
         *restored_key(spec),
-        (when, case((when == "skipped", "failed"), else_=when)),
+        (when, case((when == "skipped", literal("failed", when.type)), else_=when)),
         (spec["status"], state(Status.WAITING)),
         (moment, literal(NEVER, moment.type)),
         (spec["finished_at"], null()),

@@ -115,7 +115,8 @@ class Latches:
     def change(self, ids: Collection[str], **values: Any) -> None:
         """Write to latches, by column."""
         for some in _parts(ids):
-            self._execute(update(self.model.table).where(self.c.id.in_(some)).values(**values))
+            writing = update(self.model.table).where(self.c.id.in_(some)).values(**values)
+            self._execute(self.adapter.rows.writing(self.model.table, writing))
 
     # -- finds latches to look at, without locks
 
@@ -522,7 +523,8 @@ def prune_batches(
     old = (latch.c.opened_at <= utcnow(-age), latches._first(closed).is_(None))
     ids = list(latches._execute(select(latch.c.id).where(*old).limit(limit)).scalars())
     for some in _parts(ids):
-        latches._execute(delete(latch).where(latch.c.id.in_(some), latch.c.opened_at.is_not(None)))
+        deleting = delete(latch).where(latch.c.id.in_(some), latch.c.opened_at.is_not(None))
+        latches._execute(latches.adapter.rows.writing(latch, deleting))
     return len(ids)
 
 

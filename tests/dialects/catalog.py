@@ -41,7 +41,7 @@ from tests.dialects.session_calls import (
 )
 from tests.support import history as past
 from tests.support.fleet import Fleet, FleetWorker
-from tests.support.flows import Flow
+from tests.support.flows import Flow, Page
 from tests.support.models import (
     Base,
     CreditNote,
@@ -118,7 +118,7 @@ def mappers() -> list[Mapper[Any]]:
         for mapper in base.registry.mappers
         if mapper.class_.__module__ == "tests.support.models"
     ]
-    return [*mine, inspect(past.Past), inspect(FleetWorker)]
+    return [*mine, inspect(past.Past), inspect(FleetWorker), inspect(Page)]
 
 
 def schema(engine: Engine) -> list[str]:

@@ -44,6 +44,8 @@ LEFT = {
     *("Task.run_now 1", "Task.set_priority 1", "Task.set_time 1", "Listing.rerun(limit) 4"),  # likewise
     *("Task.page 4", "Task.page(state) 3", "Task.page(where) 3"),  # they lock nothing
     *("Task.page(sorted) 3", "Mail.page(sorted) 3"),  # likewise
+    # latches that are read without locks, or that are locked already
+    *("Flow.ripe 1", "Flow.count 3", "Flow.broken_below 2", "Flow.broken_links 1"),
     "Visit.consume 11",  # the session refreshes an instance that it has written
 }
 
@@ -122,6 +124,8 @@ def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -
             predicate = hinted.dialect_options["mssql"]["where"]
             compiled = predicate.compile(dialect=mssql.dialect(), compile_kwargs={"literal_binds": True})
             assert str(compiled) in condition, name
+            if "status" not in str(compiled):
+                continue  # an index of all unfinished tasks is read for those of some states
             further = re.sub(r"coalesce\(\w+\.status, ''\)", "", condition.replace(str(compiled), ""))
             assert "status" not in further, name
     assert seen >= {"ix_task_claim", "ix_task_due", "ix_mail_topic_claim", "ix_mail_topic_due", "ix_report_due"}
@@ -148,7 +152,8 @@ def _readings(sql: str) -> Iterator[tuple[Index, str]]:
 def test_locking_reads_lock_rows_and_plain_reads_lock_nothing(sent: dict[str, str]) -> None:
     for name, sql in sent.items():
         for given in (each for table in TABLES for each in hints(sql, table) if each != {""}):
-            assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or "UPDLOCK" in given), name
+            locks = not given.isdisjoint({"UPDLOCK", "HOLDLOCK"})  # the latter shares a latch
+            assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or locks), name
             assert "READPAST" not in given or "UPDLOCK" in given, name  # alone, it is rejected with row versions
 
 
