@@ -264,7 +264,8 @@ class ClaimCall:
         and claim others instead."""
         spec = query.spec
         if not (spec.recurs or spec.expires):
-            return self._with_slots(self._claim_rows(query, limit))
+            tasks = self._claim_rows(query, limit)
+            return tasks if self.gate is None else self._with_slots(tasks)
         skip, kept = self._skip_runs if spec.recurs else partial(self._end_expired, query), list[Any]()
         while True:
             tasks = self._claim_rows(query, limit - len(kept))

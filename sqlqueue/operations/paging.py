@@ -348,8 +348,10 @@ def _is_same(places: Sequence[Ordering], order: Sequence[Ordering]) -> bool:
 
 
 def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
-    """Return whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
-    partial = {spec.index_name("due")} if adapter.inspection.partial_index is not None else set[str]()
+    """Return whether an index begins with ``finished_at`` and contains final tasks."""
+    partial = set[str]()
+    if adapter.inspection.partial_index is not None:
+        partial = {spec.index_name("due"), spec.index_name("order")}  # these contain unfinished tasks
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
         for index in spec.table.indexes

@@ -40,7 +40,8 @@ def test_a_page_counts_what_ended_once_and_by_one_word(app: TestClient, sessions
 
 def test_messages_that_were_published_and_deleted_are_counted(app: TestClient, sessions: sessionmaker[Any]) -> None:
     with sessions.begin() as session:
-        session.complete(session.claim_many(Event, limit=2))
+        for _ in range(2):  # one after another, as they have the same key
+            session.complete(session.claim(Event))
         session.fail(session.claim(Event), ERROR)
         assert session.stats(Event).total == 1
     assert 'data-label="Published">2</td><td class="n" data-label="Failed">1</td>' in row(

@@ -109,7 +109,7 @@ def test_enqueue_with_conflict(sync_db: Database) -> None:
         with hops.recorded():
             enqueue(session)
 
-    repeated(sync_db, enqueue, call).check(functions=46, files=13)
+    repeated(sync_db, enqueue, call).check(functions=51, files=14)
 
 
 def test_claim_with_limits(sync_db: Database) -> None:
