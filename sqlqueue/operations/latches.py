@@ -41,7 +41,7 @@ from ..model.declaration import QueueMixin, queues
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..sql import Assignment, is_waiting, state, utcnow, write
-from ..transaction import Access, AnySession, announce, open_, session_of
+from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of
 from .conflicts import translating
 
 MOST = 500
@@ -509,10 +509,11 @@ def prune_batches(
     """Forget batches, of all queues, that ended longer than ``older_than`` ago: by default, than the ``retention`` of
     the model of latches.  Returns how many rows it has deleted, ``limit`` at the most.
 
-    Their tasks stay; :func:`prune` deletes these.
+    Their tasks stay; :func:`prune` deletes these.  Refused in sessions with criteria or row-level security.
     """
     session, spec = session_of(session), spec_of(entity)
     latches = Latches.of(session, spec, Access.CHANGE)
+    refuse_if_restricted(session, latches.adapter, spec, "prune_batches()")
     age = latches.model.options.retention if older_than is None else duration("older_than", older_than, zero=True)
     if age is None:
         return 0

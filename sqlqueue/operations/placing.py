@@ -20,7 +20,7 @@ from ..model.declaration import LONGEST_LATCH, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
 from ..sql import NEVER, utcnow, write
-from ..transaction import Access, AnySession, session_of
+from ..transaction import Access, AnySession, refuse_if_restricted, session_of
 from .conflicts import insert_unless_duplicate
 from .latches import ANY, Latches, has_failed
 
@@ -210,10 +210,13 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
 
     ``entity``: a model of the queues with which it shares the table of latches.  ``payload``: a value to be stored as
     JSON, which :func:`.event` returns.
+
+    Refused in sessions with criteria or row-level security, since the events are those of all tenants.
     """
     session, spec = session_of(session), flow_spec(entity)
     checks.check_json("payload", payload)
     latches = Latches.of(session, spec, Access.CHANGE)
+    refuse_if_restricted(session, latches.adapter, spec, "open_event()")
     if not (held := latches.hold([check_key(key)])):
         create_event(latches, key)
         held = latches.hold([key])
@@ -233,9 +236,10 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
 
 def event(session: AnySession, entity: type[QueueMixin], key: str) -> Event | None:
     """Return the event with this key, as a handler asks that has waited for it with a timeout; ``None`` if no task has
-    waited for it and nobody has opened it."""
+    waited for it and nobody has opened it.  Refused in sessions with criteria or row-level security."""
     session, spec = session_of(session), flow_spec(entity)
     latches = Latches.of(session, spec)
+    refuse_if_restricted(session, latches.adapter, spec, "event()")
     columns = latches.model.table.c
     asked = select(columns.id, columns.opened_at, columns.payload).where(columns.id == key)
     row = latches.adapter.rows.execute(session, spec, asked).one_or_none()

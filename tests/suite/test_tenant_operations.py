@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,9 @@ from sqlqueue import (
     ClaimLostError,
     ConstantBackoff,
     DuplicateTaskError,
+    FlowMixin,
     HistoryMixin,
+    LatchMixin,
     LimitMixin,
     PauseMixin,
     QueueOptions,
@@ -75,6 +77,17 @@ class Deed(HasTenant, UniqueMixin, TopicMixin, LimitMixin, RecurringMixin, Base)
     note: Mapped[str] = mapped_column(String(50))
 
 
+class Latch(LatchMixin, Base):
+    __tablename__ = "tenant_latch"
+
+
+class Errand(HasTenant, FlowMixin, Base):
+    __tablename__ = "tenant_errand"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    note: Mapped[str] = mapped_column(String(50))
+
+
 READY, DEAD, WAITING, HOURLY, EXHAUSTED, DONE = range(1, 7)
 
 
@@ -116,6 +129,9 @@ def filled(db: Database) -> Iterator[Database]:
         for row in deeds(tenant):
             db.insert(Deed, [row])
         db.insert(Past, [attempt(tenant)])
+        with db.begin() as actor, actor.batch(f"{tenant}:batch") as errands:
+            errands.add(Errand, [{"tenant": tenant, "note": f"secret of {tenant}"}])
+            errands.then(Errand(tenant=tenant, note=f"secret of {tenant}"))
     with db.engine.connect() as connection:
         now = connection.scalar(select(Deed.created_at).limit(1))
     handler = {"queue": Deed.__tablename__, "functions": None, "whole": True, "slots": 1, "busy": 0}
@@ -212,6 +228,20 @@ def declare(actor: Actor) -> Any:
     assert (declared.created, declared.removed) == (("new",), (f"{MINE}:hourly",))
 
 
+def batch(actor: Actor) -> None:
+    with pytest.raises(DuplicateTaskError), actor.batch(f"{OTHER}:batch") as errands:
+        errands.add(Errand, [{"tenant": MINE, "note": "mine"}])
+    actor.rollback()
+    with actor.batch("new") as errands:
+        errands.add(Errand, [{"tenant": MINE, "note": "mine"}])
+
+
+def advance(actor: Actor) -> None:
+    """It starts nothing of others whose predecessors have not ended, and is refused where it does not see these."""
+    with suppress(ArgumentError):
+        assert actor.advance(Errand) == 0
+
+
 def promote(actor: Actor) -> Any:
     actor.snooze(actor.claim(Deed), timedelta(0))
     return actor.promote(Deed)
@@ -245,6 +275,11 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "discard": counts(4, lambda a: a.discard(Deed, error="no")),
     "cancel": counts(4, lambda a: a.cancel(Deed)),
     "enqueue": enqueue,
+    "batch": batch,
+    "advance": advance,
+    "open_event": refused(lambda a: a.open_event(Errand, "label")),
+    "event": refused(lambda a: a.event(Errand, "label")),
+    "prune_batches": refused(lambda a: a.prune_batches(Errand, DAY)),
     "declare_schedules": declare,
     "reschedule": counts(7, lambda a: a.reschedule(Deed) + a.reschedule(Deed, schedule="PT2H")),
     "unschedule": counts(1, lambda a: a.unschedule(Deed)),
@@ -297,6 +332,9 @@ def by_criteria(db: Database) -> Iterator[Actor]:
         yield actor
 
 
+SCOPED = (Deed.__tablename__, Errand.__tablename__)
+
+
 @contextmanager
 def by_policy(db: Database, *, listens: bool = True) -> Iterator[Actor]:
     """The usual recipe: a policy compares the tenant with a setting that `after_begin` makes, or else a statement."""
@@ -307,8 +345,8 @@ def by_policy(db: Database, *, listens: bool = True) -> Iterator[Actor]:
             f"CREATE ROLE {role}",
             f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
             f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
-            f"ALTER TABLE {Deed.__tablename__} ENABLE ROW LEVEL SECURITY",
-            f"CREATE POLICY own ON {Deed.__tablename__} USING ({own})",
+            *(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY" for table in SCOPED),
+            *(f"CREATE POLICY own ON {table} USING ({own})" for table in SCOPED),
         ):
             connection.exec_driver_sql(statement)
     try:
@@ -327,18 +365,24 @@ def by_policy(db: Database, *, listens: bool = True) -> Iterator[Actor]:
         restricted.dispose()
     finally:
         with db.engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP POLICY own ON {Deed.__tablename__}")
-            connection.exec_driver_sql(f"ALTER TABLE {Deed.__tablename__} DISABLE ROW LEVEL SECURITY")
+            for table in SCOPED:
+                connection.exec_driver_sql(f"DROP POLICY own ON {table}")
+                connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
             connection.exec_driver_sql(f"DROP OWNED BY {role}")
             connection.exec_driver_sql(f"DROP ROLE {role}")
 
 
 def others(db: Database) -> list[Any]:
     """Return all that is not ours: tasks, attempts, slots, pauses and workers."""
-    theirs = {Deed: Deed.tenant == OTHER, Past: Past.task.like(f"{OTHER}%"), Bay: Bay.slot_key.like(f"{OTHER}%")}
+    theirs = {
+        Deed: Deed.tenant == OTHER,
+        Errand: Errand.tenant == OTHER,
+        Past: Past.task.like(f"{OTHER}%"),
+        Bay: Bay.slot_key.like(f"{OTHER}%"),
+    }
     found = []
     with db.engine.connect() as connection:
-        for model in (Deed, Past, Bay, Stop, Crew):
+        for model in (Deed, Errand, Past, Bay, Stop, Crew):
             table = model.__table__
             wanted = [theirs[model]] if model in theirs else []
             found += connection.execute(select(table).where(*wanted).order_by(*table.primary_key)).all()
