@@ -101,7 +101,7 @@ class Latches:
         """Whether a plain SELECT may not show what has been committed before this transaction locked a latch."""
         return self.adapter.connections.may_change_unseen(self.session.connection(self.spec.bind_arguments))
 
-    def _latest(self, spec: QueueSpec, index: str, reading: Select[Any], *, skips: bool = False) -> Select[Any]:
+    def _latest(self, spec: QueueSpec, index: str, reading: Any, *, skips: bool = False) -> Any:
         """Return ``reading``, which reads ranges of an index, so that it shows what is committed now, whatever the
         transaction's snapshot; ``skips``: without rows that others have locked."""
         if not self._may_miss:
@@ -109,7 +109,7 @@ class Latches:
         hinted = self.adapter.rows.probing(spec, spec.index_name(index), reading)
         return hinted.with_for_update(skip_locked=skips)
 
-    def _latest_latches(self, reading: Select[Any]) -> Any:
+    def _latest_latches(self, reading: Any) -> Any:
         return self._execute(reading.with_for_update(read=True) if self._may_miss else reading)
 
     def change(self, ids: Collection[str], **values: Any) -> None:
@@ -233,7 +233,7 @@ class Latches:
         names = ("id", "reports_to", "waits_for", "members", "waiters", "opened_at", "broken_at", "sealed")
         found: list[Any] = []
         for some in _parts(sorted(ids)):
-            wanted: Select[Any] = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
+            wanted: Any = select(*(self.c[name] for name in names)).where(self.c.id.in_(some), *criteria)
             found += self._execute(self.adapter.rows.locking(self.model.table, wanted, skips=skips)).all()
         return found
 
@@ -420,7 +420,7 @@ class Latches:
     def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = (), latest: bool = False) -> Any:
         """Lock a latch against being opened, without waiting for others that add to it; note the tables of what is
         added.  Returns its row, or ``None``; ``latest``: also if the transaction's snapshot does not show it."""
-        asked: Select[Any] = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
+        asked: Any = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
         asked, added = asked.where(self.c.id == key), {"members": set(members), "waiters": set(waiters)}
         locking, table = self.adapter.rows.locking, self.model.table
         found = self._execute(locking(table, asked, skips=False) if latest else asked).one_or_none()
