@@ -796,7 +796,11 @@ class Rows(ABC):
         """Return the primary keys of the first ``number`` rows of each lane, locked or not, and their ``also``."""
         if len(keys) > LANES:
             parts = (keys[start : start + LANES] for start in range(0, len(keys), LANES))
-            return {key: rows for some in parts for key, rows in self._first_rows(session, pick, some, number).items()}
+            return {
+                key: rows
+                for some in parts
+                for key, rows in self._first_rows(session, pick, some, number, *also).items()
+            }
         given = [key for key in keys if key is not None]
         searched = _sized(given)
         unkeyed = len(given) < len(keys)
