@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Identity, Index, Integer, MetaData, String, Table, event, text
+from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, SmallInteger, String, Table, event, text
 from sqlalchemy.orm import Mapped, Mapper
 from sqlalchemy.sql.elements import conv
 
@@ -240,7 +240,7 @@ def _latch_columns() -> dict[str, dict[str, Any]]:
         "waits_for": {"type_": key_type(LONGEST_LATCH), **optional},
         "members": {"type_": json_type(), **required},
         "waiters": {"type_": json_type(), **required},
-        "sealed": {"type_": Boolean(), **required},
+        "sealed": {"type_": SmallInteger(), **required},
         "opened_at": {"type_": timestamp_type(), **optional},
         "broken_at": {"type_": timestamp_type(), **optional},
         **{name: {"type_": Integer(), **optional} for name in OUTCOMES},
@@ -279,7 +279,7 @@ class LatchMixin(CompanionMixin):
         """The tables with tasks that report to it; ``*`` for latches."""
         waiters: Mapped[list[str]]
         """The tables with tasks that wait for it; ``*`` for latches."""
-        sealed: Mapped[bool]
+        sealed: Mapped[int]
         """Whether it opens when its members have ended."""
         opened_at: Mapped[datetime | None]
         broken_at: Mapped[datetime | None]

@@ -133,7 +133,9 @@ class Latches:
         ]
         for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
             blocked.append(self._first(select(_ONE).where(named, other.c.opened_at.is_(None))))
-        found = select(latch.c.id).where(latch.c.opened_at.is_(None), latch.c.sealed, *(x.is_(None) for x in blocked))
+        found = select(latch.c.id).where(
+            latch.c.opened_at.is_(None), latch.c.sealed == 1, *(x.is_(None) for x in blocked)
+        )
         if among is None:
             return list(self._execute(found.limit(MOST)).scalars())
         return [key for some in _parts(among) for key in self._execute(found.where(latch.c.id.in_(some))).scalars()]
@@ -152,7 +154,7 @@ class Latches:
         ]
         for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
             ways.append(self._first(select(_ONE).where(named, other.c.broken_at.is_not(None))))
-        closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed)
+        closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed == 1)
         return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
 
     def late(self, since: timedelta | None) -> list[str]:
@@ -189,7 +191,7 @@ class Latches:
         """Open those of ``todo`` that are ripe, and those that this makes ripe, level by level."""
         opened, left = 0, set[str]()
         while todo:
-            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed, skips=True)
+            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed == 1, skips=True)
             left.update(set(todo).difference(row.id for row in found))
             known = [row for row in found if self._knows(row)]
             counts = self._count(known)  # again, in statements of their own: only now can nobody add members
@@ -441,7 +443,7 @@ class Latches:
         defaults = dict.fromkeys(("reports_to", "waits_for"))
         for start in range(0, len(rows), MOST):
             some = [
-                {**defaults, "sealed": True, "members": [], "waiters": [], **row} for row in rows[start : start + MOST]
+                {**defaults, "sealed": 1, "members": [], "waiters": [], **row} for row in rows[start : start + MOST]
             ]
             try:
                 self.adapter.rows.execute(self.session, self.spec, insert(self.model.table), some)

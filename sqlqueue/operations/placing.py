@@ -200,7 +200,7 @@ class Event(NamedTuple):
 
 def create_event(latches: Latches, key: str) -> None:
     """Insert a latch that no look opens, unless there is one with this key."""
-    row = {"id": key, "sealed": False, "members": [], "waiters": []}
+    row = {"id": key, "sealed": 0, "members": [], "waiters": []}
     insert_unless_duplicate(latches.session, latches.adapter, latches.spec, insert(latches.model.table).values(row))
 
 

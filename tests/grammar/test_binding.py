@@ -41,10 +41,6 @@ CANNOT = {
     "object not found: SESSION_PRIVS": "a catalog view",
     "object not found: SESSION_SCHEMA_PRIVS": "a catalog view",
     "object not found: SYS_CONTEXT": "the session's schema",
-    "Flow.failing 1 (new): data type of expression is not boolean": "BOOLEAN of Oracle 23, and the DDL is of 19",
-    "Flow.failing 2 (new): data type of expression is not boolean": "BOOLEAN of Oracle 23, and the DDL is of 19",
-    "Flow.ripe 1 (new): data type of expression is not boolean": "BOOLEAN of Oracle 23, and the DDL is of 19",
-    "Flow.ripe(all) 1 (new): data type of expression is not boolean": "BOOLEAN of Oracle 23, and the DDL is of 19",
     "Task.fail(many) 1: data type cast needed for parameter or null literal": "numtodsinterval() of a CASE of binds",
 }
 """What HSQLDB says of Oracle's statements, and the reason for which that is wrong."""
