@@ -336,22 +336,24 @@ def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) ->
 
 @pytest.mark.sync_only
 def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Processes) -> None:
-    """Four processes settle members and look at latches; those that are about to commit are killed, now and then."""
-    number, killed = 200, 0
+    """Four processes settle members and look at latches; those that are about to commit are killed, now and then.
+
+    Only those to be killed settle until four have been, so that the members last."""
+    number, killed = 200, Counter[str]()
     with flow.begin() as session, session.batch("import") as batch:
         batch.add(Page, [{"name": f"{n}"} for n in range(number)])
         for when in ("completed", "failed", "final"):
             batch.then(Note(name=when), when=when)
-    running = [processes.spawn(children.run_flow, flow.url, dies) for dies in ("settling", "looking") * 2]
+    running = {processes.spawn(children.run_flow, flow.url, dies): dies for dies in ("settling", "looking") * 2}
     while running:
-        child = processes.first(running)
-        running.remove(child)
+        child = processes.first(list(running))
+        dies = running.pop(child)
         if child.has_arrived:
             child.kill()
-            killed += 1
-            dies = "no more" if killed >= 8 else ("settling", "looking")[killed % 2]
-            running.append(processes.spawn(children.run_flow, flow.url, dies))
-    assert killed >= 4
+            killed[dies] += 1
+            another = dies if killed[dies] < 4 else "no more"
+            running[processes.spawn(children.run_flow, flow.url, another)] = another
+    assert killed["settling"] >= 4
     with flow.begin() as session:
         latch = session.get(Latch, "import")
         counts = Counter(session.scalars(select(Page.status)))
