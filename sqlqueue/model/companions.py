@@ -198,19 +198,30 @@ def history_of(metadata: MetaData) -> History | None:
 
 def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
     """Add the indexes to the table, and register it as the history of its ``MetaData``."""
-    table = mapper.local_table
-    if not isinstance(table, Table) or mapper.inherits is not None:
+    table = _only_table(mapper, _KEY, "the history of all queues belongs", HistoryMixin)
+    if table is None:
         return
-    before = history_of(table.metadata)
-    if before is not None and before.table is not table:
-        raise ConfigurationError(
-            f"the history of all queues belongs in one table, not in {before.table} and {table}: derive only one"
-            " model from HistoryMixin"
-        )
     if not isinstance(cls.__history__, HistoryOptions):
         raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")
     _index(table, task=("queue", "task", "id"), outcome=("queue", "outcome", "finished_at"))
     table.metadata.info[_KEY] = History(table, cls.__history__)
+
+
+def _only_table(mapper: Mapper[Any], key: str, all_belongs: str, mixin: type[Any]) -> Table | None:
+    """Return the table of a model of which a ``MetaData`` has one, ``None`` for a subclass without a table of its own.
+
+    ``key``: under which another one would be registered.
+    """
+    table = mapper.local_table
+    if not isinstance(table, Table) or mapper.inherits is not None:
+        return None
+    before = table.metadata.info.get(key)
+    if before is not None and before.table is not table:
+        raise ConfigurationError(
+            f"{all_belongs} in one table, not in {before.table} and {table}: derive only one model from"
+            f" {mixin.__name__}"
+        )
+    return table
 
 
 def _index(table: Table, **indexes: tuple[str, ...]) -> None:
@@ -293,7 +304,8 @@ class LatchMixin(CompanionMixin):
         payload: Mapped[Any]
         """What the event was opened with."""
         changes: Mapped[int]
-        """Written where locks do not keep other servers of a cluster from opening it."""
+        """Written with each change of its members: other servers of a cluster do not see the lock, and older snapshots
+        not what it has protected, but two writes conflict."""
         created_at: Mapped[datetime]
 
 
@@ -312,15 +324,9 @@ def latches_of(spec: QueueSpec) -> LatchTable | None:
 
 
 def _latches_mapped(mapper: Mapper[Any], cls: type[LatchMixin]) -> None:
-    table = mapper.local_table
-    if not isinstance(table, Table) or mapper.inherits is not None:
+    table = _only_table(mapper, _LATCHES, "the latches of all queues belong", LatchMixin)
+    if table is None:
         return
-    before = latches_in(table.metadata)
-    if before is not None and before.table is not table:
-        raise ConfigurationError(
-            f"the latches of all queues belong in one table, not in {before.table} and {table}: derive only one"
-            " model from LatchMixin"
-        )
     if not isinstance(cls.__latches__, LatchOptions):
         raise ConfigurationError(f"{cls.__name__}.__latches__ must be a LatchOptions, not {cls.__latches__!r}")
     _index(table, reports=("reports_to", "opened_at"), waits=("waits_for",), opened=("opened_at",))

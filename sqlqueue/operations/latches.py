@@ -8,7 +8,7 @@ member, or makes one available again, locks the row as well.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -126,13 +126,12 @@ class Latches:
 
     def ripe(self, among: Collection[str] | None) -> list[str]:
         """Return closed latches without unfinished members: of ``among``, or of all, 500 at most."""
-        latch, child, source = self.model.table, self.model.table.alias("child"), self.model.table.alias("source")
+        latch = self.model.table
         blocked = [
             self._probe(spec, spec["reports_to"] == latch.c.id, spec["finished_at"].is_(None))
             for spec in self.flows.values()
         ]
-        for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
-            blocked.append(self._first(select(_ONE).where(named, other.c.opened_at.is_(None))))
+        blocked += self._probes_of_latches(lambda other: other.c.opened_at.is_(None))
         found = select(latch.c.id).where(
             latch.c.opened_at.is_(None), latch.c.sealed == 1, *(x.is_(None) for x in blocked)
         )
@@ -142,7 +141,7 @@ class Latches:
 
     def failing(self, since: timedelta | None) -> set[str]:
         """Return closed latches with a member that has failed, ``since`` that time if given, and do not show it."""
-        latch, child, source = self.model.table, self.model.table.alias("child"), self.model.table.alias("source")
+        latch = self.model.table
         ways = [
             self._probe(
                 spec,
@@ -152,8 +151,7 @@ class Latches:
             )
             for spec in self.flows.values()
         ]
-        for named, other in ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source)):
-            ways.append(self._first(select(_ONE).where(named, other.c.broken_at.is_not(None))))
+        ways += self._probes_of_latches(lambda other: other.c.broken_at.is_not(None))
         closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed == 1)
         return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
 
@@ -180,6 +178,12 @@ class Latches:
 
     def _probe(self, spec: QueueSpec, *criteria: Criterion, index: str = "reports") -> ColumnElement[Any]:
         return self._first(self.adapter.rows.probing(spec, spec.index_name(index), select(_ONE).where(*criteria)))
+
+    def _probes_of_latches(self, criterion: Callable[[Any], Criterion]) -> list[ColumnElement[Any]]:
+        """Return probes for a latch that is a member, and for the one that this one opens with."""
+        latch, child, source = self.model.table, self.model.table.alias("child"), self.model.table.alias("source")
+        ways = ((child.c.reports_to == latch.c.id, child), (source.c.id == latch.c.waits_for, source))
+        return [self._first(select(_ONE).where(named, criterion(other))) for named, other in ways]
 
     def _first(self, found: Select[Any]) -> ColumnElement[Any]:
         """Return a subquery of one row.  Planners turn NOT EXISTS into joins that read all members."""
