@@ -54,11 +54,22 @@ class Scenario:
         return {self.model: self.rows, **self.beside}
 
 
+def _from_the_first_turn(do: Do) -> Do:
+    """Claim by keys with the same first turn and the same slots each time, so that all servers do the same."""
+
+    def claim_by_keys(session: Any, claimed: Any) -> Any:
+        random.seed(1)
+        turns._rotations.clear()
+        return do(session, claimed)
+
+    return claim_by_keys
+
+
 def claim(model: Any, *where: Any, lease: Any = "default", limit: int = 1, **matches: Any) -> Step:
     name = f"{'lock' if lease is None else 'claim'}({', '.join(map(str, matches.items()))})"
     return Step(
         name,
-        lambda session, _: session.claim_many(model, *where, limit=limit, lease=lease),
+        _from_the_first_turn(lambda session, _: session.claim_many(model, *where, limit=limit, lease=lease)),
         claims=True,
         limit=limit,
         matches=lambda row: all(row[column] == value for column, value in matches.items()),
@@ -297,13 +308,7 @@ def _seats() -> Sequence[Script]:
 
 
 def _turns(limit: int, *, lease: Any = "default") -> Step:
-    """Claim in turns, with a fixed first turn, so that all servers do the same."""
-
-    def do(session: Any, _: Any) -> Any:
-        random.seed(limit)
-        turns._rotations.clear()
-        return claim_many(session, Crawl, limit=limit, lease=lease)
-
+    do = _from_the_first_turn(lambda session, _: claim_many(session, Crawl, limit=limit, lease=lease))
     return Step(f"turns({limit})", do, claims=True, limit=limit)
 
 
@@ -333,7 +338,10 @@ def _recurring() -> Sequence[Script]:
 
 def _messages(model: Any, limit: int) -> Step:
     return Step(
-        f"messages({limit})", lambda session, _: claim_messages(session, model, limit=limit), claims=True, limit=limit
+        f"messages({limit})",
+        _from_the_first_turn(lambda session, _: claim_messages(session, model, limit=limit)),
+        claims=True,
+        limit=limit,
     )
 
 
