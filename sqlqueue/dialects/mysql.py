@@ -187,6 +187,13 @@ class MySQLRows(Rows):
         locking: Select[Any] = self.by_key(spec, statement.with_for_update())
         return locking
 
+    def prefer_index(self, spec: QueueSpec, index: str | None, reading: Select[Any]) -> Select[Any]:
+        if index is None:
+            return reading
+        # for few rows of a status, the index of a partition seems as good, whose rows would have to be sorted. Unlike
+        # FORCE INDEX, the comment is no error if there is no such index: https://dev.mysql.com/doc/refman/9.7/en/optimizer-hints.html
+        return reading.prefix_with(f"/*+ INDEX({_QUOTE(spec.table.name)} {_QUOTE(index)}) */".replace(":", r"\:"))
+
     def probing(self, spec: QueueSpec, index: str, reading: Select[Any]) -> Select[Any]:
         hinted: Select[Any] = force_index(reading, spec, index)
         return hinted
