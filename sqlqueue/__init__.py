@@ -1,5 +1,6 @@
 """Durable queues made of the application's own SQLAlchemy models, in the database it already has."""
 
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
@@ -49,22 +50,22 @@ from .queue.spec import Finding, Severity
 from .session import QueueSession
 from .sql import utcnow
 from .transaction import claim_of
-from .worker import (
-    AsyncSteps,
-    Cancel,
-    Discard,
-    JSONLogFormatter,
-    Retry,
-    Snooze,
-    Steps,
-    TaskLogFilter,
-    Worker,
-    current_job,
-    log_fields,
-)
 
 if TYPE_CHECKING:
     from .asyncio import AsyncQueueSession
+    from .worker import (
+        AsyncSteps,
+        Cancel,
+        Discard,
+        JSONLogFormatter,
+        Retry,
+        Snooze,
+        Steps,
+        TaskLogFilter,
+        Worker,
+        current_job,
+        log_fields,
+    )
 
 __all__ = [
     "ArgumentError",
@@ -141,12 +142,16 @@ if not TYPE_CHECKING and _find_spec("greenlet") is None:  # without it, "from sq
 
 
 def __getattr__(name: str) -> object:
-    """Import ``AsyncQueueSession`` on first use, since it needs greenlet, which may not be installed."""
+    """Import on first use what needs greenlet, which may not be installed, and what only worker processes need."""
     if name == "AsyncQueueSession":
-        from .asyncio import AsyncQueueSession  # noqa: PLC0415
-
-        return AsyncQueueSession
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _import_module(".asyncio", __name__)
+    elif name in __all__:
+        module = _import_module(".worker", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
