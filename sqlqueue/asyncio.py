@@ -79,6 +79,7 @@ class AsyncQueueSession(AsyncSession):
     heartbeat = _awaited(operations.heartbeat)
 
     batch = _awaited_block(operations.batch)
+    seal = _awaited(operations.seal)
     advance = _awaited(operations.advance)
     event = _awaited(operations.event)
     open_event = _awaited(operations.open_event)

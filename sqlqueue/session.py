@@ -29,6 +29,7 @@ class QueueSession(Session):
 
     enqueue = operations.enqueue
     batch = operations.batch
+    seal = operations.seal
     advance = operations.advance
     event = operations.event
     open_event = operations.open_event

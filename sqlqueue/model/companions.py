@@ -291,7 +291,7 @@ class LatchMixin(CompanionMixin):
         waiters: Mapped[list[str]]
         """The tables with tasks that wait for it; ``*`` for latches."""
         sealed: Mapped[int]
-        """Whether it opens when its members have ended."""
+        """1 if it opens when its members have ended, 2 if not before it is sealed, 0 if somebody opens it."""
         opened_at: Mapped[datetime | None]
         broken_at: Mapped[datetime | None]
         """When its first member was seen to have failed."""

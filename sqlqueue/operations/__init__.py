@@ -1,7 +1,7 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
 from ..model.companions import WorkerState
-from .batches import TaskBatch, TaskGroup, batch
+from .batches import TaskBatch, TaskGroup, batch, seal
 from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .control import Limit, Pause, limits, pause, paused, resume, set_limit
@@ -101,6 +101,7 @@ __all__ = [
     "resume",
     "retry",
     "run_now",
+    "seal",
     "set_concurrency",
     "set_limit",
     "snooze",

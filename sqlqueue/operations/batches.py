@@ -16,8 +16,8 @@ from ..queue.spec import QueueSpec
 from ..sql import NEVER
 from ..transaction import Access, AnySession, session_of
 from .enqueueing import EnqueueOptions, check_rows, dictionaries, enqueue
-from .latches import ANY, Latches
-from .placing import PART, When, check_key, check_when, flow_spec, new_key
+from .latches import ANY, EVENT, SEALED, UNSEALED, Latches, announce_look
+from .placing import PART, Awaited, Place, When, check_key, check_when, flow_spec, new_key
 
 T = TypeVar("T", bound=QueueMixin)
 
@@ -43,9 +43,11 @@ Predecessor: TypeAlias = "QueueMixin | TaskGroup"
 class TaskBatch:
     """The members of a batch that is being made, see :func:`.batch`.  Sends nothing."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, *, sealed: bool, into: Awaited | None) -> None:
         self.key = key
         """The key, given or made."""
+        self._sealed = SEALED if sealed else UNSEALED
+        self._into = into
         self._members: list[TaskGroup] = []
         self._callbacks: list[TaskGroup] = []
         self._by_task: dict[int, TaskGroup] = {}
@@ -127,29 +129,29 @@ class TaskBatch:
     def _insert(self, session: Session) -> None:
         self._is_open = False
         groups = [*self._members, *self._callbacks]
+        if not groups and self._sealed == UNSEALED:
+            raise ArgumentError(f"the batch {self.key!r} has no task yet: name a model, with add(Page, [])")
         if not groups:
             return
         if len({each.spec.table.metadata for each in groups}) > 1:
             raise ArgumentError("the models of a batch must have the same MetaData: their latches are in one table")
-        rows = self._compiled()
-        latches = Latches.of(session, groups[0].spec, Access.CHANGE)
+        rows, spec = self._compiled(), groups[0].spec
+        latches = Latches.of(session, spec, Access.CHANGE)
+        if self._into is not None:
+            members = {ANY, *(each.spec.name for each in self._callbacks)}
+            rows[0]["reports_to"] = outer = Place(latches, spec).join(self._into, members)
+            for group in self._callbacks:
+                group.values["reports_to"] = outer
         latches.insert(rows)
-        for group in groups:
-            values = {group.spec.attributes[role]: value for role, value in group.values.items()}
-            if group.is_bulk:
-                for start in range(0, len(group.tasks), _CHUNK):
-                    some = [{**row, **values} for row in group.tasks[start : start + _CHUNK]]
-                    enqueue(session, group.spec.entity, some, copy=group.copy)
-                continue
-            for task in group.tasks:
-                for name, value in values.items():
-                    setattr(task, name, value)
-        tasks = [task for group in groups if not group.is_bulk for task in group.tasks]
-        enqueue(session, tasks)
-        if not any(group.tasks for group in self._members):
-            latches.open([self.key])
-            for task in tasks:
-                session.refresh(task)
+        tasks = _enqueue(session, groups)
+        if any(group.tasks for group in self._members) or self._sealed == UNSEALED:
+            return
+        if self._into is not None:
+            announce_look(session, spec)  # this transaction may not see all members of the outer batch
+            return
+        latches.open([self.key])
+        for task in tasks:
+            session.refresh(task)
 
     def _compiled(self) -> list[dict[str, Any]]:
         """Return the rows of latches, and set the values of the groups.
@@ -157,7 +159,7 @@ class TaskBatch:
         Each distinct set of predecessors is a latch.  A group reports to the latch of its set if that is the only one
         with any of its groups, and otherwise to a latch of its own, to which links lead from its sets.
         """
-        latches = {self.key: _latch(self.key)}
+        latches = {self.key: {**_latch(self.key), "sealed": self._sealed}}
         sets: dict[frozenset[int], str] = {}
         uses: dict[int, list[frozenset[int]]] = {}
         numbers = {id(each): number for number, each in enumerate(self._members)}
@@ -208,12 +210,30 @@ class TaskBatch:
         group.values |= {"status": Status.WAITING.value, "available_at": NEVER}
 
 
+def _enqueue(session: Session, groups: Iterable[TaskGroup]) -> list[Any]:
+    """Enqueue the tasks of groups, each at its place; return those that are instances."""
+    tasks: list[Any] = []
+    for group in groups:
+        values = {group.spec.attributes[role]: value for role, value in group.values.items()}
+        if group.is_bulk:
+            for start in range(0, len(group.tasks), _CHUNK):
+                some = [{**row, **values} for row in group.tasks[start : start + _CHUNK]]
+                enqueue(session, group.spec.entity, some, copy=group.copy)
+            continue
+        for task in group.tasks:
+            for name, value in values.items():
+                setattr(task, name, value)
+        tasks += group.tasks
+    enqueue(session, tasks)
+    return tasks
+
+
 _CHUNK = 10_000
 """The number of rows that one statement inserts."""
 
 
 def _latch(key: str) -> dict[str, Any]:
-    return {"id": key, "reports_to": None, "waits_for": None, "members": set(), "waiters": set()}
+    return {"id": key, "reports_to": None, "waits_for": None, "sealed": SEALED, "members": set(), "waiters": set()}
 
 
 def _listed(given: Any) -> list[Any]:
@@ -223,7 +243,9 @@ def _listed(given: Any) -> list[Any]:
 
 
 @contextmanager
-def batch(session: AnySession, key: str | None = None) -> Generator[TaskBatch]:
+def batch(
+    session: AnySession, key: str | None = None, *, sealed: bool = True, into: Awaited | None = None
+) -> Generator[TaskBatch]:
     """Enqueue tasks that belong together, at the end of the block and in the session's transaction.
 
     >>> with Session.begin() as session, session.batch("import 7") as batch:
@@ -235,9 +257,37 @@ def batch(session: AnySession, key: str | None = None) -> Generator[TaskBatch]:
     made.  The tasks of :meth:`.TaskBatch.then` start when the others have ended, and each of them exactly once, however
     many workers end the last members at the same time.  Without members, the batch has ended at once.
 
-    Raises :class:`.DuplicateTaskError` at the end of the block if there is such a key already.
+    ``sealed=False``: it takes further members, from ``enqueue(..., into=key)``, until :func:`seal`, and cannot end
+    before.  ``into``: the key of another batch that has not ended, or a task that is in one, such as the one that the
+    handler runs: this batch is a member of that one, and so are its callbacks.
+
+    Raises :class:`.DuplicateTaskError` at the end of the block if there is such a key already, and
+    :class:`.BatchClosedError` if the outer batch has ended.
     """
     session = session_of(session)
-    made = TaskBatch(new_key() if key is None else check_key(key))
+    if key is None and not sealed:
+        raise ArgumentError("sealed=False needs a key, by which the batch is sealed")
+    made = TaskBatch(new_key() if key is None else check_key(key), sealed=sealed, into=into)
     yield made
     made._insert(session)
+
+
+def seal(session: AnySession, entity: type[QueueMixin], key: str) -> bool:
+    """Let a batch that was made with ``sealed=False`` end: it has all its members, in this transaction or before.
+    Returns false if it is sealed already.
+
+    Its callbacks start when its members have ended, or soon after the commit if they have.  A running member can still
+    add others (``into=``).  ``entity``: a model of the queues with which it shares the table of latches.
+
+    Raises :class:`.ArgumentError` if there is no such batch.
+    """
+    session, spec = session_of(session), flow_spec(entity)
+    latches = Latches.of(session, spec, Access.CHANGE)
+    rows = latches.hold([check_key(key)])
+    if not rows or rows[0].sealed == EVENT:
+        raise ArgumentError(f"there is no batch {key!r}")
+    if rows[0].sealed == SEALED:
+        return False
+    latches.change([key], sealed=SEALED)
+    announce_look(session, spec)  # which sees what this transaction's snapshot may not show
+    return True

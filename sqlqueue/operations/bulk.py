@@ -44,7 +44,7 @@ from ..sql import (
 )
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .conflicts import translating
-from .latches import is_held_by_batch
+from .latches import announce_look, is_held_by_batch
 from .recording import AttemptRecord, last_claims, record
 
 # -- changes large sets of tasks in batches: up to a limit in one transaction, or all of them in many transactions ----
@@ -195,7 +195,10 @@ def _end_limited(
 ) -> int:
     unfinished = only(spec, ~is_final(spec), *within(session, spec, where))
     among = [status for status in Status if status not in FINAL]
-    return limited(session, spec, unfinished, limit, partial(end, session, spec), among=among)
+    ended = limited(session, spec, unfinished, limit, partial(end, session, spec), among=among)
+    if ended:
+        announce_look(session, spec)
+    return ended
 
 
 def end_all(
@@ -256,7 +259,10 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
     discard = partial(end_all, session, spec, values=values, end=AttemptRecord(AttemptOutcome.CRASHED, CRASHED))
-    return limited(session, spec, crashed, limit, discard, among=(Status.RUNNING,))
+    rescued = limited(session, spec, crashed, limit, discard, among=(Status.RUNNING,))
+    if rescued:
+        announce_look(session, spec)
+    return rescued
 
 
 def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assignment], limit: int | None) -> int:

@@ -52,6 +52,8 @@ ANY = "*"
 """Stands for latches among the tables of members and waiters."""
 COMPLETED, FAILED, WHENEVER, SKIPPED = "completed", "failed", "final", "skipped"
 """The values of ``waits_when``."""
+EVENT, SEALED, UNSEALED = 0, 1, 2
+"""The values of ``sealed``: somebody opens it; its members do, when they have ended; they do once it is sealed."""
 _ONE: ColumnElement[int] = literal_column("1")
 
 
@@ -133,7 +135,7 @@ class Latches:
         ]
         blocked += self._probes_of_latches(lambda other: other.c.opened_at.is_(None))
         found = select(latch.c.id).where(
-            latch.c.opened_at.is_(None), latch.c.sealed == 1, *(x.is_(None) for x in blocked)
+            latch.c.opened_at.is_(None), latch.c.sealed == SEALED, *(x.is_(None) for x in blocked)
         )
         if among is None:
             return list(self._execute(found.limit(MOST)).scalars())
@@ -152,7 +154,7 @@ class Latches:
             for spec in self.flows.values()
         ]
         ways += self._probes_of_latches(lambda other: other.c.broken_at.is_not(None))
-        closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed == 1)
+        closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed != EVENT)
         return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
 
     def late(self, since: timedelta | None) -> list[str]:
@@ -166,6 +168,12 @@ class Latches:
         opened = latch.c.opened_at.is_not(None) if since is None else latch.c.opened_at > utcnow(-since)
         found = select(latch.c.id).where(opened, or_(*(x.is_not(None) for x in waits))).limit(MOST)
         return list(self._execute(found).scalars())
+
+    def unsealed(self, since: timedelta) -> list[str]:
+        """Return batches that have not been sealed ``since`` that time, a few of them."""
+        latch = self.model.table
+        old = (latch.c.opened_at.is_(None), latch.c.sealed == UNSEALED, latch.c.created_at < utcnow(-since))
+        return list(self._execute(select(latch.c.id).where(*old).limit(3)).scalars())
 
     def of_failed(self, tasks: Mapping[QueueSpec, Collection[Identity]]) -> set[str]:
         """Return the latches of those of ``tasks`` that have failed for good."""
@@ -195,7 +203,7 @@ class Latches:
         """Open those of ``todo`` that are ripe, and those that this makes ripe, level by level."""
         opened, left = 0, set[str]()
         while todo:
-            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed == 1, skips=True)
+            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed == SEALED, skips=True)
             left.update(set(todo).difference(row.id for row in found))
             known = [row for row in found if self._knows(row)]
             counts = self._count(known)  # again, in statements of their own: only now can nobody add members
@@ -426,7 +434,8 @@ class Latches:
     def share(self, key: str, *, members: Iterable[str] = (), waiters: Iterable[str] = (), latest: bool = False) -> Any:
         """Lock a latch against being opened, without waiting for others that add to it; note the tables of what is
         added.  Returns its row, or ``None``; ``latest``: also if the transaction's snapshot does not show it."""
-        asked: Any = select(*(self.c[name] for name in ("id", "opened_at", "broken_at", "members", "waiters")))
+        names = ("id", "opened_at", "broken_at", "members", "waiters", "sealed")
+        asked: Any = select(*(self.c[name] for name in names))
         asked, added = asked.where(self.c.id == key), {"members": set(members), "waiters": set(waiters)}
         locking, table = self.adapter.rows.locking, self.model.table
         found = self._execute(locking(table, asked, skips=False) if latest else asked).one_or_none()
@@ -444,11 +453,10 @@ class Latches:
 
     def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert latches.  Raises :class:`.DuplicateTaskError` if a key exists."""
-        defaults = dict.fromkeys(("reports_to", "waits_for"))
+        defaults: dict[str, Any] = dict.fromkeys(("reports_to", "waits_for"))
+        defaults |= {"sealed": SEALED, "members": [], "waiters": []}
         for start in range(0, len(rows), MOST):
-            some = [
-                {**defaults, "sealed": 1, "members": [], "waiters": [], **row} for row in rows[start : start + MOST]
-            ]
+            some = [{**defaults, **row} for row in rows[start : start + MOST]]
             try:
                 self.adapter.rows.execute(self.session, self.spec, insert(self.model.table), some)
             except DBAPIError as error:
@@ -456,6 +464,13 @@ class Latches:
                     raise
                 text = f"there is a batch or an event with the key {some[0]['id']!r} already: keys are never used twice"
                 raise DuplicateTaskError(text, model=self.spec.entity) from error
+
+
+def announce_look(session: Session, spec: QueueSpec) -> None:
+    """Let workers look at all latches when this transaction commits, because it may have made some ripe."""
+    found = latches_of(spec)
+    if found is not None:
+        announce(session, spec, found.table.fullname)
 
 
 def _waits(spec: QueueSpec, ids: Collection[str], *whens: str) -> Criterion:

@@ -22,7 +22,7 @@ from ..queue.spec import QueueSpec, spec_of
 from ..sql import NEVER, utcnow, write
 from ..transaction import Access, AnySession, refuse_if_restricted, session_of
 from .conflicts import insert_unless_duplicate
-from .latches import ANY, Latches, has_failed
+from .latches import ANY, EVENT, Latches, has_failed
 
 When = Literal["completed", "failed", "final"]
 Awaited: TypeAlias = "QueueMixin | str"
@@ -74,15 +74,16 @@ class Place:
     links: list[str] = field(default_factory=list)
     """Latches that may open at once."""
 
-    def join(self, into: Awaited) -> None:
-        """Make the tasks members of a batch, or of the one in which a task is, for which its successors wait."""
+    def join(self, into: Awaited, members: Iterable[str]) -> str:
+        """Let tasks of these tables become members of a batch, or of the one in which a task is, for which its
+        successors wait.  Returns the key of their latch."""
         key = into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
-        row = None if key is None else self.latches.share(key, members=[self.spec.name])
-        if key is None or row is None:
+        row = None if key is None else self.latches.share(key, members=members)
+        if key is None or row is None or row.sealed == EVENT:
             raise ArgumentError(f"into={into!r}: there is no such batch, or the task is in none")
         if row.opened_at is not None:
             raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
-        self.values["reports_to"] = key
+        return key
 
     def wait(self, after: Iterable[Awaited], when: str, timeout: timedelta | None) -> None:
         """Let the tasks wait for others."""
@@ -176,7 +177,7 @@ class Placing(NamedTuple):
             return None
         place = Place(Latches.of(session, flow_spec(spec.entity), Access.CHANGE), spec)
         if self.into is not None:
-            place.join(self.into)
+            place.values["reports_to"] = place.join(self.into, [spec.name])
         if self.after is not None:
             given = [self.after] if isinstance(self.after, (QueueMixin, str)) else list(self.after)
             if not given:
@@ -200,7 +201,7 @@ class Event(NamedTuple):
 
 def create_event(latches: Latches, key: str) -> None:
     """Insert a latch that no look opens, unless there is one with this key."""
-    row = {"id": key, "sealed": 0, "members": [], "waiters": []}
+    row = {"id": key, "sealed": EVENT, "members": [], "waiters": []}
     insert_unless_duplicate(latches.session, latches.adapter, latches.spec, insert(latches.model.table).values(row))
 
 
@@ -223,7 +224,7 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
     if not held:
         raise ArgumentError(f"{key!r} is newer than this transaction's snapshot. Roll back.")
     (row,) = held
-    if row.sealed:
+    if row.sealed != EVENT:
         raise ArgumentError(f"{key!r} is a batch, which opens when its members have ended")
     if row.opened_at is not None:
         return False

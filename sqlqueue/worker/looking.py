@@ -18,11 +18,12 @@ from sqlalchemy.orm import Session
 from ..model.companions import LatchTable, latches_of
 from ..operations.latches import LATE, MOST, Latches, Look
 from ..queue.spec import Identity, QueueSpec
-from ..transaction import Access
+from ..transaction import Access, subscribe
 from .context import WorkerContext
 from .database import Backoff, until_success
 from .deadlines import SHORTEST_MAINTENANCE
 from .jobs import Job
+from .reports import logger
 from .threads import happens_within, soon
 
 R = TypeVar("R")
@@ -30,6 +31,8 @@ SHORTEST, LONGEST = 0.004, 0.05
 """Seconds between two looks that open nothing; they become rarer, as in the middle of a large batch."""
 SHARE, SWEEP_SHARE = 10, 100
 """A look, or a sweep, is followed by a pause of this many times its duration."""
+UNSEALED, UNSEALED_EVERY = timedelta(days=1), 3600.0
+"""The age from which on an unsealed batch is reported, and the seconds between two searches for such ones."""
 MARGIN = timedelta(minutes=1)
 """How much longer than the time between two sweeps a sweep looks back for failed members."""
 
@@ -54,8 +57,15 @@ class LatchWatch:
         self._failed: defaultdict[QueueSpec, set[Identity]] = defaultdict(set)
         self._some = asyncio.Event()
         self._pause = 0.0
+        self._due = self._earliest = time.monotonic() + random.random()
+        """When the next sweep begins, and when it could if something notified of it."""
         self._swept: float | None = None
         """When the last sweep began."""
+        self._searched = time.monotonic()
+        """When the last search for unsealed batches began."""
+        self.channel = context.database.engine(spec), model.table.fullname
+        """The engine and the name of notifications that latches may be ripe of which no job of this worker tells."""
+        self._unsubscribe = subscribe([model.table.fullname], lambda: soon(self._loop, self._hear))
         what = f"open the batches of {model.table.fullname}"
         self._backoff = Backoff(what, context.reports, context.adapter(spec))
 
@@ -69,22 +79,29 @@ class LatchWatch:
             if not self._some.is_set():
                 soon(self._loop, self._some.set)
 
+    def _hear(self) -> None:
+        self._due = min(self._due, self._earliest)
+        self._some.set()
+
+    def close(self) -> None:
+        """Unsubscribe from notifications."""
+        self._unsubscribe()
+
     async def run(self) -> None:
         """Look until cancelled."""
-        sweep = time.monotonic() + random.random()
         while True:
-            await happens_within(self._some, max(0.0, sweep - time.monotonic()))
+            await happens_within(self._some, max(0.0, self._due - time.monotonic()))
+            self._some.clear()
             try:
-                if self._some.is_set():
+                if self._hints:
                     await self._look()
-                if time.monotonic() >= sweep:
-                    sweep = time.monotonic() + await self._sweep()
+                if time.monotonic() >= self._due:
+                    await self._sweep()
             except Exception as error:
                 self._context.reports.chore_failed(f"looking at {self._model.table.fullname}", error)
                 await asyncio.sleep(LONGEST)
 
     async def _look(self) -> None:
-        self._some.clear()
         hints = dict.fromkeys(islice(tuple(self._hints), MOST))
         failed = {spec: set(keys) for spec, keys in tuple(self._failed.items())}
         for key in hints:
@@ -103,9 +120,10 @@ class LatchWatch:
         if self._pause:
             await asyncio.sleep(self._pause)
 
-    async def _sweep(self) -> float:
-        """Look at all latches; return the pause until the next sweep in seconds."""
+    async def _sweep(self) -> None:
+        """Look at all latches, and choose the time of the next sweep."""
         begun, before = time.monotonic(), self._swept
+        self._due = begun + self._context.poll.total_seconds()  # before it reads: what is heard meanwhile counts
         since = None if before is None else timedelta(seconds=begun - before) + MARGIN
         found = await self._transact(partial(_find_all, since=since))
         look = await self._open(found)
@@ -113,9 +131,18 @@ class LatchWatch:
         self._hints.update(dict.fromkeys(look.left))
         if self._hints:
             self._some.set()
-        if len(found.ripe) >= MOST and look.opened:
-            return 0.0
-        return max(self._context.poll.total_seconds(), SWEEP_SHARE * (time.monotonic() - begun))
+        if begun >= self._searched + UNSEALED_EVERY:
+            self._searched = begun
+            await self._warn()
+        has_more = len(found.ripe) >= MOST and look.opened
+        self._earliest = begun if has_more else time.monotonic() + SWEEP_SHARE * (time.monotonic() - begun)
+        self._due = self._earliest if has_more else max(self._due, self._earliest)
+
+    async def _warn(self) -> None:
+        """Log which batches nobody has sealed."""
+        for key in await self._transact(lambda latches: latches.unsealed(UNSEALED)):
+            text = "the batch %s has not been sealed for a day: seal(%s, %r) lets it end"
+            logger.warning(text, key, self._spec.entity.__name__, key, extra={"batch": key})
 
     async def _open(self, found: _Found) -> Look:
         if not (found.ripe or found.broken or found.late):

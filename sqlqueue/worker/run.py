@@ -201,7 +201,7 @@ class WorkerRun:
         self._stall_watch = StallWatch(context.in_flight, reports, self._registration.tell_stall, own=own)
         reports.functions = frozenset(name for each in handlers for name in each.functions or ())
         channels = [(database.engine(spec), channel_of(spec)) for spec in context.specs]
-        channels += [*context.paused.channels, *self._registration.channels]
+        channels += [*context.paused.channels, *self._registration.channels, *(each.channel for each in self._latches)]
         self._notifiers = notifiers(channels, database, reports) if settings.notify else []
 
     def health(self) -> Health:
@@ -411,6 +411,8 @@ class WorkerRun:
             children.close()
         self._context.paused.close()
         self._registration.close()
+        for each in self._latches:
+            each.close()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FINAL_WRITE_LIMIT
         await self._context.database.end(FINAL_WRITE_LIMIT)

@@ -226,6 +226,7 @@ def flows() -> Iterator[tuple[str, Call]]:
     yield "Flow.ripe", lambda s: of(s).ripe(["a", "b"])
     yield "Flow.ripe(all)", lambda s: of(s).ripe(None)
     yield "Flow.failing", lambda s: (of(s).failing(None), of(s).failing(MINUTE))
+    yield "Flow.unsealed", lambda s: of(s).unsealed(MINUTE)
     yield "Flow.of_failed", lambda s: of(s).of_failed({spec: [(7,)]})
     yield "Flow.lock", lambda s: of(s)._lock(["a", "b"], skips=True)
     yield "Flow.hold", lambda s: of(s).hold(["a", "b"])

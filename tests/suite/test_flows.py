@@ -396,6 +396,83 @@ def test_a_running_member_adds_members(flow: Database) -> None:
 
 
 @pytest.mark.asyncio_everywhere
+def test_an_unsealed_batch_ends_once_it_is_sealed(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import", sealed=False) as batch:
+        batch.then(Note(name="end"))
+        batch.then(Note(name="failed"), when="failed")
+    flow.committed.enqueue(Page(name="a"), into="import")
+    assert work(flow) == ["a"]
+    with flow.begin() as session:
+        session.enqueue(Page, [{"name": "b"}, {"name": "c"}], into="import")
+    assert work(flow, "b") == ["b", "c", "failed"], "a failure is told before the batch is sealed"
+    assert flow.committed.retry(Page) == 1
+    assert work(flow) == ["b"]
+    with flow.begin() as session:
+        session.enqueue(Page(name="d"), into="import")
+        assert session.seal(Page, "import") is True
+        assert session.seal(Page, "import") is False
+    assert work(flow) == ["d", "end"]
+
+
+@pytest.mark.one_engine
+def test_batches_that_cannot_be_unsealed_sealed_or_joined(flow: Database) -> None:
+    for wrong in ({"key": None}, {"key": "empty"}):
+        with pytest.raises(ArgumentError), flow.begin() as session, session.batch(**wrong, sealed=False):
+            pass
+    flow.committed.enqueue(Note(name="x"), after="event")
+    for key in ("unknown", "event"):
+        with pytest.raises(ArgumentError, match="there is no"):
+            flow.committed.seal(Page, key)
+        with pytest.raises(ArgumentError, match="there is no"):
+            flow.committed.enqueue(Page(), into=key)
+    with flow.begin() as session, session.batch("unsealed", sealed=False) as batch:
+        batch.add(Page, [])
+    with pytest.raises(ArgumentError, match="is a batch"):
+        flow.committed.open_event(Page, "unsealed")
+
+
+@pytest.mark.asyncio_everywhere
+def test_nested_batches_end_with_their_callbacks(flow: Database) -> None:
+    with flow.begin() as session, session.batch("outer") as outer:
+        first = outer.add(Page(name="first"))
+        outer.add(Page(name="after"), after=first)
+        outer.then(Note(name="outer end"))
+    with flow.begin() as session:
+        task = session.claim(Page)
+        with session.batch("inner", into=task) as inner:
+            inner.add(Page(name="in"), after=inner.add(Page(name="into")))
+            inner.then(Page(name="inner end"))
+            inner.then(Page(name="inner failed"), when="failed")
+        with session.batch(into="inner") as empty:
+            empty.then(Page(name="empty"))
+        session.complete(task)
+    ran = work(flow)
+    assert ran[-2:] == ["after", "outer end"]
+    assert ran.index("into") < ran.index("in") < ran.index("inner end")
+    assert ran.index("empty") < ran.index("inner end")
+    with flow.begin() as session:
+        latch = session.get(Latch, "outer")
+        assert (latch.completed, latch.skipped, latch.broken_at) == (6, 1, None)
+    with pytest.raises(BatchClosedError), flow.begin() as session, session.batch(into="outer") as late:
+        late.add(Page())
+
+
+@pytest.mark.one_engine
+def test_a_failure_in_a_nested_batch_breaks_the_outer_one_until_it_is_retried(flow: Database) -> None:
+    with flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page, [])
+        outer.then(Note(name="end"))
+        outer.then(Note(name="alarm"), when="failed")
+        outer.add(Page(name="other"))
+    with flow.begin() as session, session.batch("inner", into="outer") as inner:
+        inner.add(Page(name="bad"))
+        inner.then(Page(name="inner end"))
+    assert Counter(work(flow, "bad")) == Counter(["other", "bad", "alarm"])
+    flow.committed.retry(Page)
+    assert work(flow) == ["bad", "inner end", "end"]
+
+
+@pytest.mark.asyncio_everywhere
 def test_stored_tasks_get_successors_before_and_after_their_end(flow: Database) -> None:
     for name in ("good", "bad"):
         flow.committed.enqueue(Page(name=name))

@@ -232,8 +232,14 @@ def batch(actor: Actor) -> None:
     with pytest.raises(DuplicateTaskError), actor.batch(f"{OTHER}:batch") as errands:
         errands.add(Errand, [{"tenant": MINE, "note": "mine"}])
     actor.rollback()
-    with actor.batch("new") as errands:
+    with actor.batch("new", sealed=False) as errands:
         errands.add(Errand, [{"tenant": MINE, "note": "mine"}])
+
+
+def seal(actor: Actor) -> None:
+    with actor.batch("new", sealed=False) as errands:
+        errands.add(Errand, [{"tenant": MINE, "note": "mine"}])
+    assert actor.seal(Errand, "new")
 
 
 def advance(actor: Actor) -> None:
@@ -276,6 +282,7 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "cancel": counts(4, lambda a: a.cancel(Deed)),
     "enqueue": enqueue,
     "batch": batch,
+    "seal": seal,
     "advance": advance,
     "open_event": refused(lambda a: a.open_event(Errand, "label")),
     "event": refused(lambda a: a.event(Errand, "label")),

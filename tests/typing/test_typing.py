@@ -174,6 +174,9 @@ def batches(session: QueueSession, page: Page) -> None:
         assert_type(batch.then(Page(), when="final"), Page)
         batch.then(Page(), when="ended")  # type: ignore[arg-type]
         batch.add(Page(), [{}])  # type: ignore[call-overload]
+    with session.batch("import 8", sealed=False, into=page):
+        pass
+    assert_type(session.seal(Page, "import 8"), bool)
     assert_type(session.advance(Page), int)
     assert_type(page.reports_to, str | None)
     session.enqueue(Page(), after=[page, "label"], when="failed", timeout=MINUTE, into="import 7")

@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from sqlqueue.sql import utcnow
 from tests.suite.test_flows import ends
-from tests.support.flows import Note, Page, flow
+from tests.support.flows import Latch, Note, Page, flow
 from tests.support.harness import Database
-from tests.support.workers import Workers, eventually
+from tests.support.workers import LONG, Workers, eventually
 
 pytestmark = pytest.mark.sync_only
 
 __all__ = ["flow"]
+
+
+@pytest.mark.parametrize("change", ["cancel", "seal", "another process"])
+def test_a_worker_looks_when_others_say_so(flow: Database, workers: Workers, change: str) -> None:
+    """Long before its next poll."""
+    if change == "another process" and flow.case.name != "postgresql":
+        pytest.skip("no notifications between processes")
+    with flow.begin() as session, session.batch("import", sealed=change != "seal") as batch:
+        batch.add(Page, [] if change == "seal" else [{"name": "a", "priority": 5}])
+        batch.then(Note(name="end"), when="final")
+    worker = workers.make(poll=LONG, notify=change == "another process")
+    worker.handler(Note)(lambda task: None)
+    with workers.start(worker):
+        eventually(lambda: worker._run and worker._run._latches[0]._swept)
+        if change == "seal":
+            flow.committed.seal(Page, "import")
+        elif change == "cancel":
+            flow.committed.cancel(Page)
+        else:
+            with flow.begin() as session:
+                session.cancel(Page)
+                session.info.clear()  # what this process itself would tell its workers
+        eventually(lambda: ends(flow, Note)["end"] == "completed")
+
+
+@pytest.mark.one_engine
+def test_a_worker_reports_batches_that_nobody_seals(
+    flow: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sqlqueue.worker.looking.UNSEALED_EVERY", 0.0)
+    for key, age in (("old", timedelta(days=2)), ("new", timedelta(hours=2))):
+        with flow.begin() as session, session.batch(key, sealed=False) as batch:
+            batch.add(Page, [])
+        flow.execute(update(Latch).where(Latch.id == key).values(created_at=utcnow(-age)))
+    worker = workers.make()
+    worker.handler(Page)(lambda task: None)
+    with workers.start(worker):
+        eventually(lambda: "seal(Page, 'old')" in caplog.text)
+    assert "'new'" not in caplog.text
 
 
 @pytest.mark.parametrize("hints", ["kept", "lost"])
