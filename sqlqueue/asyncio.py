@@ -6,12 +6,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import wraps
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
+from ._support.errors import Claim
 from .model.declaration import QueueMixin
 from .operations import Awaited, OnConflict, Tasks, When
 from .queue.spec import Where
@@ -19,6 +21,9 @@ from .session import QueueSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T", bound=QueueMixin)
+_AT_ONCE = 100
+"""The number of tasks that are loaded before the first of them is returned."""
 
 
 def _awaited(
@@ -83,6 +88,10 @@ class AsyncQueueSession(AsyncSession):
     advance = _awaited(operations.advance)
     event = _awaited(operations.event)
     open_event = _awaited(operations.open_event)
+    progress = _awaited(operations.progress)
+    graph = _awaited(operations.graph)
+    batches = _awaited(operations.batches)
+    cancel_batch = _awaited(operations.cancel_batch)
     declare_schedules = _awaited(operations.declare_schedules)
     reschedule = _awaited(operations.reschedule)
     unschedule = _awaited(operations.unschedule)
@@ -115,6 +124,15 @@ class AsyncQueueSession(AsyncSession):
     history = _awaited(operations.history)
     prune_history = _awaited(operations.prune_history)
     prune_batches = _awaited(operations.prune_batches)
+
+    async def predecessors(
+        self, entity: type[T], *where: Where, of: QueueMixin | Claim | None = None
+    ) -> AsyncGenerator[T]:
+        """See :func:`.predecessors`."""
+        found = await self.run_sync(operations.predecessors, entity, *where, of=of)
+        while some := await self.run_sync(lambda _: list(islice(found, _AT_ONCE))):
+            for task in some:
+                yield task
 
     # a ParamSpec captures one signature, but these have two
 

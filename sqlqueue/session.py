@@ -33,6 +33,11 @@ class QueueSession(Session):
     advance = operations.advance
     event = operations.event
     open_event = operations.open_event
+    predecessors = operations.predecessors
+    progress = operations.progress
+    graph = operations.graph
+    batches = operations.batches
+    cancel_batch = operations.cancel_batch
     declare_schedules = operations.declare_schedules
     reschedule = operations.reschedule
     unschedule = operations.unschedule

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -30,6 +31,9 @@ from .dialects.connections import READ_COMMITTED, wrapping
 from .dialects.statements import Unreadable
 from .model.declaration import LONGEST_NAME, QueueMixin
 from .queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+
+running: ContextVar[Any] = ContextVar("sqlqueue.job")
+"""The job of the handler that is called, if a worker calls it."""
 
 # -- records the claims of a session's transaction in their instances, and undoes that record on rollback -------------
 

@@ -323,7 +323,7 @@ class FlowMixin(QueueMixin):
         waits_when: Mapped[str | None]
         """Which end of it starts the task: ``completed``, ``failed`` or ``final``; ``skipped`` if it was not needed."""
         reports_to: Mapped[str | None]
-        """The latch that stays closed until the task is final."""
+        """The latch that stays closed until the task is final; of the callback of a batch, ``<key>/then``."""
 
 
 # -- transactional outboxes -------------------------------------------------------------------------------------------

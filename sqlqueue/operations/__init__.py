@@ -7,6 +7,19 @@ from .claiming import claim, claim_many, claiming, consume, consume_many
 from .control import Limit, Pause, limits, pause, paused, resume, set_limit
 from .enqueueing import OnConflict, enqueue
 from .error_groups import LAST, ErrorGroup, errors, in_error_group
+from .flows import (
+    BatchInfo,
+    BatchProgress,
+    FlowEdge,
+    FlowNode,
+    Graph,
+    batches,
+    cancel_batch,
+    graph,
+    member_of,
+    predecessors,
+    progress,
+)
 from .history import (
     Bucket,
     Durations,
@@ -43,6 +56,8 @@ from .workers import (
 )
 
 __all__ = [
+    "BatchInfo",
+    "BatchProgress",
     "Bucket",
     "Command",
     "DeclaredSchedules",
@@ -50,6 +65,9 @@ __all__ = [
     "ErrorGroup",
     "Event",
     "Explanation",
+    "FlowEdge",
+    "FlowNode",
+    "Graph",
     "HandlerInfo",
     "Limit",
     "PastAttempt",
@@ -66,7 +84,9 @@ __all__ = [
     "abandoned",
     "advance",
     "batch",
+    "batches",
     "cancel",
+    "cancel_batch",
     "claim",
     "claim_many",
     "claiming",
@@ -81,14 +101,18 @@ __all__ = [
     "event",
     "fail",
     "find",
+    "graph",
     "heartbeat",
     "history",
     "in_error_group",
     "limits",
+    "member_of",
     "open_event",
     "overview",
     "pause",
     "paused",
+    "predecessors",
+    "progress",
     "promote",
     "prune",
     "prune_batches",

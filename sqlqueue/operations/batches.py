@@ -17,7 +17,7 @@ from ..sql import NEVER
 from ..transaction import Access, AnySession, session_of
 from .enqueueing import EnqueueOptions, check_rows, dictionaries, enqueue
 from .latches import ANY, EVENT, SEALED, UNSEALED, Latches, announce_look
-from .placing import PART, Awaited, Place, When, check_key, check_when, flow_spec, new_key
+from .placing import PART, THEN, Awaited, Place, When, check_key, check_when, flow_spec, new_key
 
 T = TypeVar("T", bound=QueueMixin)
 
@@ -180,6 +180,7 @@ class TaskBatch:
             self._report(latches, group, number, [(sets[each], len(each) == 1) for each in uses.get(number, ())])
         for group in self._callbacks:
             self._wait(latches, group, self.key)
+            group.values["reports_to"] = f"{self.key}{THEN}"
         return [{**row, **{name: sorted(row[name]) for name in ("members", "waiters")}} for row in latches.values()]
 
     def _report(

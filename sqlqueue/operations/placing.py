@@ -29,6 +29,9 @@ Awaited: TypeAlias = "QueueMixin | str"
 """A stored task, or the key of a batch or an event."""
 PART = "/"
 """Separates the key of a batch from the names of its parts."""
+THEN = f"{PART}then"
+"""Follows a key in what tasks report to that wait for it and belong to nothing: no latch has this name, but an index
+finds them by it."""
 
 
 def flow_spec(entity: Any) -> QueueSpec:
@@ -51,6 +54,11 @@ def check_when(when: object) -> None:
 def new_key() -> str:
     """Return the key of a batch to which nobody gives one; later ones are greater."""
     return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+
+
+def new_part() -> str:
+    """Return the key of a latch that is no batch, and part of none."""
+    return f"{PART}{new_key()}"
 
 
 def check_key(key: str) -> str:
@@ -91,8 +99,10 @@ class Place:
         if len(keys) == 1:
             (key,) = keys
             self._share(key, self.spec.name)
+            if PART not in key:
+                self.values.setdefault("reports_to", f"{key}{THEN}")
         else:
-            key = new_key()
+            key = new_part()
             for each in keys:
                 self._share(each, ANY)
             links = [f"{key}{PART}{number}" for number, _ in enumerate(keys)]
@@ -127,7 +137,7 @@ class Place:
 
     def _latch_of(self, task: Awaited) -> str:
         """Return a latch to which this task alone reports from now on, within the one to which it has reported."""
-        spec, latches, key = self._spec_of(task), self.latches, new_key()
+        spec, latches, key = self._spec_of(task), self.latches, new_part()
         former = self._row_of(task, spec["reports_to"])
         named, rows = spec.key(spec.identity_of(task)), latches.adapter.rows
         parent = None if former is None else latches.share(former, members=[ANY])

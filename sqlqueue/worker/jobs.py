@@ -25,7 +25,7 @@ from ..operations.settling import Settlement, report_some, settle_some
 from ..operations.upkeep import still_held, too_many_crashes
 from ..queue.retries import DEFAULT_RETRY
 from ..queue.spec import Identity, QueueSpec, spec_of
-from ..transaction import claim_made
+from ..transaction import claim_made, running
 from .handlers import Handler
 
 # -- exceptions that a handler raises to choose the outcome of its task. They are logged without a traceback ----------
@@ -140,7 +140,7 @@ def _short(text: str) -> str:
 
 # -- jobs: claimed tasks that a worker holds --------------------------------------------------------------------------
 
-current: ContextVar[Job] = ContextVar("sqlqueue.job")
+current: ContextVar[Job] = running
 
 RETURNS = 10
 """The maximum number of times in a row that a task is returned without counting the attempt."""

@@ -242,6 +242,23 @@ def seal(actor: Actor) -> None:
     assert actor.seal(Errand, "new")
 
 
+def predecessors(actor: Actor) -> Any:
+    (after,) = (each for each in actor.find(Errand) if each.waits_for is not None)
+    before = Claim(Errand, (after.id - 2,), attempt=1)  # the other tenant has two tasks, too
+    assert list(actor.predecessors(Errand, of=before)) == []
+    return [each.note for each in actor.predecessors(Errand, of=after)]
+
+
+def graph(actor: Actor) -> None:
+    assert actor.graph(Errand, f"{OTHER}:batch") is actor.progress(Errand, f"{OTHER}:batch") is None
+    assert len(actor.graph(Errand, f"{MINE}:batch").nodes) == 2
+
+
+def cancel_batch(actor: Actor) -> None:
+    assert actor.cancel_batch(Errand, f"{OTHER}:batch") == 0
+    assert actor.cancel_batch(Errand, f"{MINE}:batch") == 1
+
+
 def advance(actor: Actor) -> None:
     """It starts nothing of others whose predecessors have not ended, and is refused where it does not see these."""
     with suppress(ArgumentError):
@@ -286,6 +303,11 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "advance": advance,
     "open_event": refused(lambda a: a.open_event(Errand, "label")),
     "event": refused(lambda a: a.event(Errand, "label")),
+    "predecessors": predecessors,
+    "progress": counts(1, lambda a: a.progress(Errand, f"{MINE}:batch").total),
+    "graph": graph,
+    "batches": refused(lambda a: a.batches(Errand)),
+    "cancel_batch": cancel_batch,
     "prune_batches": refused(lambda a: a.prune_batches(Errand, DAY)),
     "declare_schedules": declare,
     "reschedule": counts(7, lambda a: a.reschedule(Deed) + a.reschedule(Deed, schedule="PT2H")),

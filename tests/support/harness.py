@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
@@ -46,6 +46,10 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _collected(found: AsyncIterator[T]) -> list[T]:
+    return [each async for each in found]
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:
@@ -97,6 +101,8 @@ class Actor:
         result = method(*args, **kwargs)
         if isinstance(result, AbstractAsyncContextManager):
             return _Blocking(self._loop, result)
+        if isinstance(result, AsyncIterator):
+            return iter(self._loop.run(_collected(result)))
         return self._loop.run(result) if inspect.isawaitable(result) else result
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
@@ -178,6 +178,11 @@ def batches(session: QueueSession, page: Page) -> None:
         pass
     assert_type(session.seal(Page, "import 8"), bool)
     assert_type(session.advance(Page), int)
+    assert_type(session.predecessors(Page, Page.id > 7, of=page), Iterator[Page])
+    assert_type(session.find(Page, sqlqueue.member_of(Page, "import 7")), Sequence[Page])
+    assert_type(session.progress(Page, "import 7"), sqlqueue.BatchProgress | None)
+    assert_type(session.graph(Page, "import 7"), sqlqueue.Graph | None)
+    assert_type(session.cancel_batch(Page, "import 7", limit=7), int)
     assert_type(page.reports_to, str | None)
     session.enqueue(Page(), after=[page, "label"], when="failed", timeout=MINUTE, into="import 7")
     session.enqueue(Page, [{}], into=page)

@@ -1,0 +1,206 @@
+"""What can be read of batches and workflows: results of predecessors, members, progress, lists and graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sqlqueue import ArgumentError, Status, Worker, member_of
+from sqlqueue.testing import drain
+from tests.suite.test_flows import work
+from tests.support.flows import Note, Page, flow
+from tests.support.harness import Actor, Database
+
+__all__ = ["flow"]
+
+
+def names(actor: Actor, *where: Any, of: Any = None) -> list[str]:
+    return [page.name for page in actor.predecessors(Page, *where, of=of)]
+
+
+def note(actor: Actor, name: str) -> Any:
+    (found,) = actor.find(Note, Note.name == name)
+    return found
+
+
+@pytest.mark.asyncio_everywhere
+def test_predecessors_of_tasks_with_one_set_several_sets_and_none(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        a, b, c = (batch.add(Page(name=name)) for name in "abc")
+        many = batch.add(Page, [{"name": f"m{number}"} for number in range(3)])
+        for name, after in {"ab": [a, b], "bc": [b, c], "one": [a], "many": [many], "all": [a, b, c, many]}.items():
+            batch.add(Note(name=name), after=after)
+        batch.then(Note(name="end"))
+    with flow.begin() as session:
+        stored = session.find(Page, Page.name == "a")[0]
+        session.enqueue(Page(name="more"), into=stored)
+        session.enqueue(Note(name="later"), after=[stored, session.find(Page, Page.name == "m1")[0]])
+        found = {name: names(session, of=note(session, name)) for name in ("ab", "bc", "one", "many", "later", "end")}
+        assert found == {
+            "ab": ["a", "b", "more"],
+            "bc": ["b", "c"],
+            "one": ["a", "more"],
+            "many": ["m0", "m1", "m2"],
+            "later": ["m1", "a"],
+            "end": ["m0", "m1", "m2", "a", "b", "c", "more"],
+        }
+        assert names(session, Page.name < "b", of=note(session, "ab")) == ["a"]
+        assert names(session, of=stored) == []
+
+
+@pytest.mark.one_engine
+def test_predecessors_of_the_running_task(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.operations.flows._AT_ONCE", 3)
+    worker = Worker(flow.sessions())
+    sums: list[int] = []
+
+    @worker.handler(Page)
+    def number(page: Page) -> int:
+        return int(page.name)
+
+    async def collect(session: Any, note: Note) -> None:
+        sums.append(sum([page.result async for page in session.predecessors(Page)]))
+
+    def collect_in_thread(session: Any, note: Note) -> None:
+        sums.append(sum(page.result for page in session.predecessors(Page)))
+
+    worker.handler(Note)(collect if flow.is_async else collect_in_thread)
+    with flow.begin() as session, session.batch() as batch:
+        batch.add(Page, [{"name": str(number)} for number in range(10)])
+        batch.then(Note(name="sum"))
+    with flow.begin() as session:
+        session.pass_to(lambda own: drain(worker, own))
+    assert sums == [45]
+    with flow.begin() as session, pytest.raises(ArgumentError, match="outside of a handler: give the task, of=task"):
+        names(session)
+
+
+@pytest.mark.asyncio_everywhere
+def test_members_of_a_batch_as_a_criterion_and_their_progress(flow: Database) -> None:
+    for key in ("import", "other"):
+        with flow.begin() as session, session.batch(key) as batch:
+            first = batch.add(Page(name="first"))
+            batch.add(Page, [{"name": "a"}, {"name": "b"}], after=first)
+            batch.add(Note(name="c"), after=first)
+            batch.then(Note(name="end"), when="final")
+    with flow.begin() as session:
+        # a latch within a latch: what the criterion and the figures find are at any depth
+        task = session.claim(Page, member_of(Page, "import"))
+        session.enqueue(Note(name="late"), after=task, into="import")
+        session.enqueue(Page(name="more"), into=task)
+        session.complete(task)
+        assert session.claim(Page, member_of(Page, "nothing")) is None
+        assert sorted(page.name for page in session.find(Page, member_of(Page, "import"))) == [
+            "a",
+            "b",
+            "first",
+            "more",
+        ]
+        assert session.stats(Note, member_of(Note, "import"))[Status.WAITING] == 2
+        found = session.progress(Page, "import")
+        assert (found.total, found.unfinished, found.completed, found.opened_at) == (6, 5, 1, None)
+        assert session.progress(Page, "nothing") is None
+        assert [(each.key, each.unfinished) for each in session.batches(Page)] == [("import", 5), ("other", 4)]
+    work(flow, "more")
+    assert flow.committed.cancel_batch(Page, "other") == 0
+    found = flow.committed.progress(Page, "import")
+    assert (found.total, found.failed, found.discarded, found.cancelled) == (6, 5, 1, 4)
+    assert flow.committed.batches(Page) == []
+    ended = {each.key: (each.failed, each.broken_at is not None) for each in flow.committed.batches(Page, ended=True)}
+    assert ended == {"import": (5, True), "other": (0, False)}
+    assert flow.committed.retry(Page, member_of(Page, "import")) == 1
+    assert flow.committed.cancel_batch(Page, "import", limit=2) == 2
+    assert flow.committed.cancel_batch(Page, "import") == 3
+    assert flow.committed.progress(Page, "import").unfinished == 0
+    assert flow.committed.progress(Page, "other").completed == 4
+
+
+@pytest.mark.one_engine
+def test_graph_of_a_workflow(flow: Database) -> None:
+    with flow.begin() as session, session.batch("order") as batch:
+        a, b, c = (batch.add(Page(name=name)) for name in "abc")
+        many = batch.add(Page, [{} for _ in range(13)], after=[a, b])
+        batch.add(Note(name="bc"), after=[b, c], when="failed")
+        batch.add(Note(name="all"), after=[many, c])
+        batch.then(Note(name="end"), when="final")
+    flow.committed.enqueue(Note(name="label"), after="label:7", into="order")
+    flow.committed.enqueue(Note(name="too"), after="order")
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "a"), "boom")
+    flow.committed.advance(Page)
+    found = flow.committed.graph(Page, "order")
+    with flow.begin() as session:
+        labels = {f"Note {each.id}": each.name for each in session.find(Note)}
+        labels |= {f"Page {each.id}": each.name for each in session.find(Page)}
+    named = {node.name: labels.get(node.label, node.label) for node in found.nodes}
+    states = {named[node.name]: dict(node.states) for node in found.nodes}
+    assert states == {
+        "label:7": {"closed": 1},
+        "a": {"discarded": 1},
+        "b": {"available": 1},
+        "c": {"available": 1},
+        "13 tasks of Page": {"cancelled": 13},
+        "bc": {"waiting": 1},
+        "all": {"cancelled": 1},
+        "label": {"waiting": 1},
+        "end": {"waiting": 1},
+        "too": {"cancelled": 1},
+    }
+    inner = {(named[edge.source], named[edge.target], edge.when) for edge in found.edges}
+    assert inner == {
+        ("a", "13 tasks of Page", "completed"),
+        ("b", "13 tasks of Page", "completed"),
+        ("b", "bc", "failed"),
+        ("c", "bc", "failed"),
+        ("13 tasks of Page", "all", "completed"),
+        ("c", "all", "completed"),
+        ("label:7", "label", "completed"),
+        *((name, "end", "final") for name in ("bc", "all", "label")),
+        *((name, "too", "completed") for name in ("bc", "all", "label")),
+    }
+    assert [node for node in found.nodes if node.is_callback and named[node.name] not in ("end", "too")] == []
+    assert [{named[node.name] for node in layer} for layer in found.layers] == [
+        {"label:7", "a", "b", "c"},
+        {"13 tasks of Page", "bc", "label"},
+        {"all"},
+        {"end", "too"},
+    ]
+    lines = found.mermaid().splitlines()
+    assert lines[0] == "flowchart LR"
+    assert '["13 tasks of Page<br/>13 cancelled"]' in "".join(lines)
+    assert f"{found.edges[0].source} --> {found.edges[0].target}" in found.mermaid()
+    work(flow)
+    states = {labels[n.label]: dict(n.states) for n in flow.committed.graph(Page, "order").nodes if n.is_callback}
+    assert states == {"end": {"waiting": 1}, "too": {"cancelled": 1}}
+    flow.committed.open_event(Page, "label:7")
+    work(flow)
+    states = {labels[n.label]: dict(n.states) for n in flow.committed.graph(Page, "order").nodes if n.is_callback}
+    assert states == {"end": {"completed": 1}, "too": {"cancelled": 1}}
+    assert flow.committed.graph(Page, "nothing") is None
+
+
+@pytest.mark.one_engine
+def test_graphs_have_a_limited_size_and_count_what_is_left_out(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.operations.flows.MOST_NODES", 5)
+    with flow.begin() as session, session.batch("chain") as batch:
+        last = batch.add(Page(name="0"))
+        for number in range(1, 10):
+            last = batch.add(Page(name=str(number)), after=last)
+    with flow.begin() as session:
+        session.discard(session.find(Page, Page.name == "9")[0] and session.claim(Page), "boom")
+    found = flow.committed.graph(Page, "chain")
+    assert (len(found.nodes), found.left_out) == (5, 5)
+    assert "discarded" in {state for node in found.nodes for state in node.states}
+    assert "5 more tasks are not shown" in found.mermaid()
+    assert all({edge.source, edge.target} <= {node.name for node in found.nodes} for edge in found.edges)
+
+
+@pytest.mark.one_engine
+def test_text_in_mermaid_cannot_change_the_graph(flow: Database) -> None:
+    flow.committed.enqueue(Note(name="x"), after='"]; click n1 "<b>')
+    with flow.begin() as session, session.batch("order") as batch:
+        batch.add(Page(name="a"))
+    flow.committed.enqueue(Note(name="y"), into="order", after='"]; click n1 "<b>')
+    text = flow.committed.graph(Page, "order").mermaid()
+    assert '(["#34;#93;#59; click n1 #34;#60;b#62;<br/>closed"])' in text
