@@ -104,6 +104,7 @@ class AsyncQueueSession(AsyncSession):
     prune = _awaited(operations.prune)
     set_limit = _awaited(operations.set_limit)
     limits = _awaited(operations.limits)
+    keys = _awaited(operations.keys)
     pause = _awaited(operations.pause)
     resume = _awaited(operations.resume)
     paused = _awaited(operations.paused)

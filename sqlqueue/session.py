@@ -50,6 +50,7 @@ class QueueSession(Session):
     prune = operations.prune
     set_limit = operations.set_limit
     limits = operations.limits
+    keys = operations.keys
     pause = operations.pause
     resume = operations.resume
     paused = operations.paused

@@ -5,7 +5,7 @@ Nothing here is executed, and nothing here depends on an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -556,6 +556,24 @@ def unlisted(term: Any, columns: Sequence[Column[Any]]) -> Criterion:
     return criterion
 
 
+def all_but(column: Column[Any], values: Sequence[Any]) -> Criterion:
+    """Return the criterion of rows with other values of ``column``, NULL among them; see :func:`excluded`."""
+    others = column.not_in(values)
+    return or_(column.is_(None), others) if column.nullable else others
+
+
+def excluded(term: Any, column: Column[Any]) -> Sequence[Any]:
+    """Return the values of ``column`` that ``term`` excludes, if it is ``NOT IN``, or :func:`all_but`; else none."""
+    parts = list(term.clauses) if getattr(term, "operator", None) is operators.or_ else [term]
+    if len(parts) > 1 and getattr(parts[0], "operator", None) is operators.is_ and column.shares_lineage(parts[0].left):
+        del parts[0]
+    (others, *more) = parts
+    if more or getattr(others, "operator", None) is not operators.not_in_op or not column.shares_lineage(others.left):
+        return ()
+    values = getattr(others.right, "value", None)
+    return [value for value in values if isinstance(value, Hashable)] if isinstance(values, list | tuple) else ()
+
+
 def listed(term: Any) -> Sequence[Any]:
     """Return the different values of ``column IN (values)``; none for any other term, or if one of them is NULL."""
     given = getattr(term, "right", None) if getattr(term, "operator", None) is operators.in_op else None
@@ -662,6 +680,10 @@ class Lanes:
     """Whether all rows are in the lanes: no criteria leave any out."""
     ordered: Pick
     """The same rows in order, without lanes; if only the first of a lane may be claimed, those that may be first."""
+    excluded: Collection[Any] = ()
+    """The keys of lanes that the criteria leave out, such as paused ones."""
+    apart: tuple[Criterion, ...] = ()
+    """The criteria that leave them out, if the rows in order include theirs."""
     run: int | None = None
     """How many rows of a lane may be claimed, one after another from the first unfinished one; any, if ``None``."""
     free: Criterion | None = None
@@ -824,6 +846,10 @@ def _with_lanes(pick: Pick, kind: str) -> Pick:
         return pick
     listed_keys = next((term for term in pick.where if fixes([term], column)), listing(pick.where, [column])[1])
     where = tuple(term for term in pick.where if term is not listed_keys)
+    apart = tuple(term for term in where if excluded(term, column))
+    in_order = pick
+    if kind == "claim" and pick.index is not None:  # so that a claim does not read past the tasks of other lanes
+        in_order = replace(pick, where=tuple(term for term in pick.where if not excluded(term, column)))
     others = [each for each in spec.partitions if each is not column]
     fixed = [each for each in others if fixes(where, each)][:1]
     by, divided = (None, None) if fixed else listing(where, others)
@@ -836,8 +862,10 @@ def _with_lanes(pick: Pick, kind: str) -> Pick:
         listed=() if listed_keys is None else given(listed_keys, column),
         place=(tuple(partition), values),
         order=(Ordering(column),),
-        has_all=len(fixed) == len(pick.where),
-        ordered=pick,
+        has_all=len(fixed) + len(apart) == len(pick.where),
+        ordered=in_order,
+        excluded=frozenset(value for term in apart for value in excluded(term, column)),
+        apart=apart if in_order is not pick else (),
     )
     order = tuple(term for term in pick.order if term.column is not column)
     index = pick.index and spec.index_name(kind, [*partition, column] if kind == "claim" else [column])
@@ -872,8 +900,9 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         listed=[value for term in listed_keys for value in (listed(term) or given(term, column))],
         place="sequence",
         order=(Ordering(spec["finished_at"]), Ordering(column)),
-        has_all=not terms,
+        has_all=all(excluded(term, column) for term in terms),
         ordered=may_be_first,
+        excluded=frozenset(value for term in terms for value in excluded(term, column)),
         run=run,
         is_of_one=all(fixes(terms, each) for each in spec.primary_key),
         free=and_(*may_be_first.state, *terms, *((_nothing_holds(spec),) if spec.discarded_hold else ())),

@@ -77,14 +77,14 @@ def missing_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str
 
 # -- the model of the table that records which queues are paused ------------------------------------------------------
 
-_LONGEST_QUEUE = 386
-"""The maximum length of a queue's key: a schema, a table and a topic, with their separators."""
+LONGEST_PLACE = 386
+"""The maximum length of what is paused: a schema, a table, and a topic or a key, with their separators."""
 
 
 def _pause_columns() -> dict[str, dict[str, Any]]:
     required = {"nullable": False}
     return {
-        "queue": {"type_": key_type(_LONGEST_QUEUE), "primary_key": True},
+        "queue": {"type_": key_type(LONGEST_PLACE), "primary_key": True},
         "paused_at": {"type_": timestamp_type(), **required},
         "paused_by": {"type_": text_type(LONGEST_NAME), **required},
         "reason": {"type_": error_type(), "nullable": True},
@@ -104,7 +104,7 @@ class PauseMixin(CompanionMixin):
 
     if TYPE_CHECKING:
         queue: Mapped[str]
-        """The queue's table, followed by ``:`` and a topic if only that is paused."""
+        """The queue's table, followed by ``:`` and a topic or by ``=`` and a key if only that is paused."""
         paused_at: Mapped[datetime]
         """The time of the pause."""
         paused_by: Mapped[str]

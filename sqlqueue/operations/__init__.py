@@ -30,6 +30,7 @@ from .history import (
     prune_history,
     timeline,
 )
+from .keys import KeyBlock, KeyState, keys
 from .latches import advance, prune_batches
 from .paging import find
 from .placing import Awaited, Event, When, event, open_event
@@ -69,6 +70,8 @@ __all__ = [
     "FlowNode",
     "Graph",
     "HandlerInfo",
+    "KeyBlock",
+    "KeyState",
     "Limit",
     "PastAttempt",
     "Pause",
@@ -105,6 +108,7 @@ __all__ = [
     "heartbeat",
     "history",
     "in_error_group",
+    "keys",
     "limits",
     "member_of",
     "open_event",

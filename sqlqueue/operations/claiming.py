@@ -41,6 +41,7 @@ from ..sql import (
     Assignment,
     Pick,
     Step,
+    excluded,
     has_expired,
     is_held,
     is_token_of_worker,
@@ -119,6 +120,12 @@ class ClaimQuery:
         narrowed = ClaimQuery(self.spec, where, self.order, self.options, steps, run=self.run)
         narrowed.steps = narrowed.steps[: len(self.steps)]
         return narrowed
+
+    @cached_property
+    def looked_at(self) -> Sequence[Where]:
+        """Its criteria without those that exclude keys: to look for other tasks, a poll would read past theirs."""
+        column = self.spec.keyed_by
+        return [term for term in self.where if column is None or not excluded(term, column)]
 
     @cached_property
     def ready(self) -> ClaimQuery:

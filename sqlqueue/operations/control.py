@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from enum import Enum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal_column, select, update
+from sqlalchemy import Column, Select, Table, and_, case, delete, func, insert, literal_column, select, update
 from sqlalchemy.orm import Session
 
 from .._support import checks
@@ -18,13 +20,14 @@ from ..diagnostics.functions import called_functions
 from ..dialects.base import Adapter
 from ..kinds.columns import LONGEST_TOPIC
 from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
-from ..model.companions import PauseMixin, companion_table, needed_companion
+from ..model.companions import LONGEST_PLACE, PauseMixin, companion_table, needed_companion
 from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import Assignment, Pick, has_come, is_due, picks, present_status, remove, state, utcnow, write
+from ..sql import Assignment, Pick, all_but, has_come, is_due, picks, present_status, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
+from .filtering import value
 from .recording import Shown, moments_read
 
 # -- limits: how many tasks with the same ``limit_key`` may run at once -----------------------------------------------
@@ -104,14 +107,16 @@ def limits(session: AnySession, entity: type[QueueMixin], *, first: int | None =
     return [Limit(*row) for row in rows]
 
 
-# -- pauses of queues and topics, for all workers at once: rows in the database ---------------------------------------
+# -- pauses of queues, topics and keys, for all workers at once: rows in the database ---------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause of a queue, or of one ``topic``."""
+    """A pause of a queue, of one ``topic``, or of one ``key``."""
 
     topic: str | None
+    key: Any
+    """The key whose tasks are paused, see :func:`keys`."""
     paused_at: datetime
     """When it was paused, by the database's clock."""
     paused_by: str
@@ -119,16 +124,27 @@ class Pause:
     reason: str | None
     """The reason given to :func:`pause`."""
 
+    @property
+    def part(self) -> str | None:
+        """The part of the queue that is paused, in words; ``None`` for the whole queue."""
+        if self.key is not None:
+            return f"the key {self.key!r}"
+        return None if self.topic is None else f"the topic {self.topic!r}"
+
 
 def pause(
     session: AnySession,
     entity: type[QueueMixin],
     topic: str | None = None,
     *,
+    key: Any = None,
     reason: str | None = None,
     paused_by: str | None = None,
 ) -> bool:
-    """Stop all workers from claiming tasks of this queue, or of one ``topic``, until :func:`resume`.
+    """Stop all workers from claiming tasks of this queue, of one ``topic``, or of one ``key``, until :func:`resume`.
+
+    A ``key`` is a value of the column that ``fair`` or ``sequential`` names, the ``limit_key`` of a
+    :class:`.LimitMixin`, or the key of messages.  The other keys go on as if it had no tasks, however many it has.
 
     Runs in the session's transaction, best as its first statement, like a claim.  Workers notice within their ``poll``
     interval, or at once where they are notified; running tasks continue.  Classes that share a table are paused
@@ -140,93 +156,127 @@ def pause(
     security.
     """
     spec = spec_of(entity)
-    table, key = _pauses_table(spec), _key(spec, topic)
+    table, place = _pauses_table(spec), _place(spec, topic, key)
     who = claimer_name(paused_by, "paused_by")
     session = session_of(session)
     adapter = open_(session, spec, Access.SKIP)
     refuse_if_restricted(session, adapter, spec, "pause()")
     # UPDATE instead of SELECT, to wait for an uncommitted resume()
-    unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
+    unchanged = update(table).where(table.c.queue == place).values(queue=table.c.queue)
     if adapter.rows.count(session, spec, unchanged):
         return False
     why = None if reason is None else error_text(reason)
-    values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
+    values = {"queue": place, "paused_at": utcnow(), "paused_by": who, "reason": why}
     if not insert_unless_duplicate(session, adapter, spec, insert(table).values(values)):
         return False  # a concurrent call was faster
     announce(session, spec, table.fullname)
     return True
 
 
-def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None) -> bool:
+def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None, *, key: Any = None) -> bool:
     """Undo :func:`pause` in the session's transaction.  Returns false if it was not paused.
 
-    A topic and the whole queue are paused separately: workers claim only when both are resumed.  Raises the errors of
-    :func:`pause`.
+    A topic, a key and the whole queue are paused separately: workers claim only when all are resumed.  Raises the
+    errors of :func:`pause`.
     """
     spec = spec_of(entity)
-    table, key = _pauses_table(spec), _key(spec, topic)
+    table, place = _pauses_table(spec), _place(spec, topic, key)
     session = session_of(session)
     adapter = open_(session, spec)
     refuse_if_restricted(session, adapter, spec, "resume()")
-    resumed = adapter.rows.count(session, spec, delete(table).where(table.c.queue == key)) > 0
+    resumed = adapter.rows.count(session, spec, delete(table).where(table.c.queue == place)) > 0
     if resumed:
         announce(session, spec, table.fullname)
     return resumed
 
 
 def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
-    """Return the pauses of this queue: that of the whole queue, whose ``topic`` is ``None``, then those of topics,
-    sorted by name.
+    """Return the pauses of this queue: that of the whole queue, then those of topics, sorted by name, then of keys.
 
     Empty if nothing is paused or the application has no model for pauses.
     """
     spec = spec_of(entity)
     found = _facts(session_of(session), spec)
-    topics: list[str | None] = [None, *paused_topics(spec, found)]
-    return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
+    return [Pause(*what, *found[place]) for place, what in _paused_parts(spec, found).items()]
 
 
-def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Pause]:
-    """Return the pauses that keep a task of ``topic`` waiting, two at most.  Reads no others."""
-    topics = {spec.table.fullname: None, **({} if topic is None else {_key(spec, topic): topic})}
-    found = _facts(session, spec, topics)
-    return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
+def pauses_of(session: Session, spec: QueueSpec, topic: str | None, key: Any) -> list[Pause]:
+    """Return the pauses that keep a task of ``topic`` with this ``key`` waiting, three at most.  Reads no others."""
+    places: dict[str, tuple[str | None, Any]] = {spec.table.fullname: (None, None)}
+    if topic is not None:
+        places[_place(spec, topic, None)] = topic, None
+    if key is not None and (place := _place_of_key(spec, key)) is not None:
+        places[place] = None, key
+    found = _facts(session, spec, places)
+    return [Pause(*what, *found[place]) for place, what in places.items() if place in found]
 
 
-def _facts(session: Session, spec: QueueSpec, keys: Collection[str] | None = None) -> dict[str, Sequence[Any]]:
-    """Return the pauses with these ``keys``, or of all queues; none if the application has no model for pauses."""
+def _facts(session: Session, spec: QueueSpec, places: Collection[str] | None = None) -> dict[str, Sequence[Any]]:
+    """Return the pauses with these ``places``, or of all queues; none if the application has no model for pauses."""
     table = companion_table(PauseMixin, spec.table.metadata)
     if table is None:
         return {}
-    criteria = () if keys is None else (table.c.queue.in_(keys),)
+    criteria = () if places is None else (table.c.queue.in_(places),)
 
     def asked(shown: Shown) -> Select[*tuple[Any, ...]]:
         pauses = select(table.c.queue, shown(table.c.paused_at), table.c.paused_by, table.c.reason)
         return pauses.where(*criteria)
 
-    return {key: facts for key, *facts in moments_read(open_(session, spec), session, spec, asked)}
+    return {place: facts for place, *facts in moments_read(open_(session, spec), session, spec, asked)}
 
 
-def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
-    """Return the topics of this queue among ``keys``, as ``pause`` stored them."""
-    prefix = f"{spec.table.fullname}:"
-    found = sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    return found if spec.has_topics else []
+def paused_keys(session: Session, spec: QueueSpec) -> set[Any]:
+    """Return the keys of this queue that are paused."""
+    return {key for _, key in _paused_parts(spec, _facts(session, spec)).values() if key is not None}
 
 
-def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
-    """Return criteria that exclude paused topics, or ``None`` if the whole queue is among ``keys``."""
-    if spec.table.fullname in keys:
+def _paused_parts(spec: QueueSpec, places: Collection[str]) -> dict[str, tuple[str | None, Any]]:
+    """Return the topic or the key of those of ``places``, as ``pause`` stored them, that belong to this queue."""
+    queue, column, found = spec.table.fullname, spec.keyed_by, dict[str, tuple[str | None, Any]]()
+    for place in sorted(places):
+        rest = place.removeprefix(queue) if place.startswith(queue) else None
+        if rest == "":
+            found[place] = None, None
+        elif rest is not None and rest[0] == _TOPIC and spec.has_topics:
+            found[place] = rest[1:], None
+        elif rest is not None and rest[0] == _IS and column is not None:
+            with suppress(ArgumentError):  # the column has another type now
+                found[place] = None, value(column, rest[1:])
+    return found
+
+
+def not_paused(adapter: Adapter, spec: QueueSpec, places: Collection[str]) -> tuple[Criterion, ...] | None:
+    """Return criteria that exclude paused topics and keys, or ``None`` if the whole queue is among ``places``."""
+    parts = _paused_parts(spec, places).values()
+    if (None, None) in parts:
         return None
-    topics = paused_topics(spec, keys)
-    return (~adapter.rows.one_of(spec, spec["topic"], topics),) if topics else ()
+    topics = [topic for topic, _ in parts if topic is not None]
+    keys = [key for _, key in parts if key is not None]
+    column: Any = spec.keyed_by
+    return (
+        *((~adapter.rows.one_of(spec, spec["topic"], topics),) if topics else ()),
+        *((all_but(column, keys),) if keys else ()),
+    )
 
 
 def _pauses_table(spec: QueueSpec) -> Table:
     return needed_companion(PauseMixin, spec, f"{spec.entity.__name__} cannot be paused")
 
 
-def _key(spec: QueueSpec, topic: str | None) -> str:
+_TOPIC, _IS = ":", "="
+"""What follows the name of the queue in the row of a pause, before a topic or a key."""
+
+
+def _place(spec: QueueSpec, topic: str | None, key: Any) -> str:
+    """Return the key of the row that records a pause."""
+    if topic is not None and key is not None:
+        raise ArgumentError(f"topic={topic!r} and key={key!r}: pause one of them, or each by its own call")
+    if key is not None:
+        keyed_column(spec)
+        place = _place_of_key(spec, key)
+        if place is None:
+            raise ArgumentError(f"key={key!r} is not a value of {spec.keyed_by}, or too long to be paused")
+        return place
     if topic is None:
         return spec.table.fullname
     if not spec.has_topics:
@@ -234,7 +284,28 @@ def _key(spec: QueueSpec, topic: str | None) -> str:
             f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause the whole queue"
         )
     checks.key("topic", topic, LONGEST_TOPIC)
-    return f"{spec.table.fullname}:{topic}"
+    return f"{spec.table.fullname}{_TOPIC}{topic}"
+
+
+def keyed_column(spec: QueueSpec) -> Column[Any]:
+    """Return the column with the keys of a queue.  Raises :class:`.ArgumentError` if it has none."""
+    if spec.keyed_by is None:
+        raise ArgumentError(
+            f"{spec.entity.__name__} has no keys: QueueOptions(fair=...) or QueueOptions(sequential=...) names their"
+            " column, and LimitMixin has one"
+        )
+    return spec.keyed_by
+
+
+def _place_of_key(spec: QueueSpec, key: Any) -> str | None:
+    """Return the key of the row that records the pause of a key, ``None`` if it cannot be written as text."""
+    column = keyed_column(spec)
+    text = key.name if isinstance(key, Enum) else key.isoformat() if isinstance(key, date) else str(key)
+    place = f"{spec.table.fullname}{_IS}{text}"
+    with suppress(ArgumentError):
+        if len(place) <= LONGEST_PLACE and value(column, text) == key:
+            return place
+    return None
 
 
 # -- finds functions whose calls wait because no worker claims them ---------------------------------------------------

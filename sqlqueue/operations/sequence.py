@@ -37,15 +37,18 @@ def claim_in_sequence(
     """
     pick, tasks, visited, width, is_old = request.pick, list[Any](), set[Any](), 0, rotation.is_old()
     lanes: Any = pick.lanes
+    passed = set(lanes.excluded)
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
-        if is_old or not rotation.has_turns(room, visited):
+        if is_old or not rotation.has_turns(room, passed):
             keys, _ = rotation.read(adapter, session, pick, room)
             if keys <= visited:
                 break
             is_old = False
-        shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, visited)
+            visited |= keys & passed
+        shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed)
         lines = _lines(adapter, session, pick, shares, room)
-        visited.update(key for key in lines if key is not None or len(lines[None]) < UNKEYED)
+        ended = {key for key in lines if key is not None or len(lines[None]) < UNKEYED}
+        visited, passed = visited | ended, passed | ended
         if 0 < len(lines) < len(shares):
             rotation.return_to(list(lines)[-1])
         locked = _lock(adapter, session, request, lines)

@@ -288,7 +288,8 @@ class LaneClaim:
         self._writes = writes
         self._pick = request.pick
         self._number = 0
-        self._dry: set[Any] = set()
+        lanes: Any = request.pick.lanes
+        self._dry: set[Any] = set(lanes.excluded)
         """The keys of which no more tasks can be claimed."""
 
     def claim(self, own: dict[Any, Rotation]) -> list[Any]:
@@ -307,8 +308,8 @@ class LaneClaim:
             if more and self._gate is not None:
                 self._in_order(once=False)
             elif more:  # other claims have locked the tasks of many keys, or the criteria leave them out
-                assert self._pick.lanes is not None
-                rest = replace(self._pick.lanes.ordered, limit=self._room)
+                lanes: Any = self._pick.lanes
+                rest = replace(lanes.ordered, where=(*lanes.ordered.where, *lanes.apart), limit=self._room)
                 self.tasks += self._adapter.rows.lock_and_write(self._session, replace(self._request, pick=rest))
         return self.tasks
 

@@ -255,9 +255,9 @@ def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
 
 
 def _pauses(session: Session, seen: SeenTask) -> Iterator[Reason]:
-    topic = seen.values.get("topic")
-    for pause in pauses_of(session, seen.spec, topic):
-        what = "the queue" if pause.topic is None else f"the topic {pause.topic!r}"
+    topic, column = seen.values.get("topic"), seen.spec.keyed_by
+    for pause in pauses_of(session, seen.spec, topic, None if column is None else seen.columns[column]):
+        what = pause.part or "the queue"
         because = f": {pause.reason}" if pause.reason else ""
         text = f"{what} was paused by {pause.paused_by} at {moment_text(pause.paused_at)}{because}"
         yield Reason(cause=Cause.PAUSED, text=text, since=pause.paused_at, by=pause.paused_by)

@@ -213,6 +213,11 @@ class QueueSpec:
         return self.columns.get("limit_key", self.fair)
 
     @cached_property
+    def keyed_by(self) -> Column[Any] | None:
+        """The column with the keys of tasks: those that share the queue, have limits, or keep their order."""
+        return self.sequence if self.lane is None else self.lane
+
+    @cached_property
     def discarded_hold(self) -> bool:
         """Whether a discarded task holds those that follow it in its key; messages of an outbox do not."""
         return not self.options.continue_on_discarded and "message_key" not in self.columns

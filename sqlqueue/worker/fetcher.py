@@ -112,7 +112,7 @@ class Poller:
         query = self._context.claim_query(self._handler)
         if query is None or time.monotonic() - self._promoted < EVERY:
             return
-        entity, where, began = self._handler.entity, query.where, time.monotonic()
+        entity, where, began = self._handler.entity, query.looked_at, time.monotonic()
 
         def sort(session: Session) -> int:
             promoted = promote(session, entity, *where, limit=MAX_CHANGES)
@@ -143,7 +143,7 @@ class Poller:
         query = self._context.claim_query(self._handler)
         if query is None:
             return None
-        entity, where = self._handler.entity, query.where
+        entity, where = self._handler.entity, query.looked_at
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
         seen = await run(lambda session: poll(session, entity, *where))
         self._saw_nothing, self._later = seen.due != NOW, seen.later

@@ -19,11 +19,12 @@ from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.keys import View
 from sqlqueue.operations.latches import Latches
 from sqlqueue.operations.settling import EXPIRY, keep_steps, report_some, settle_some
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
-from sqlqueue.sql import EDGE
+from sqlqueue.sql import EDGE, all_but
 from sqlqueue.transaction import Access
 from sqlqueue.worker import registration
 from tests.dialects.recorder import HANDLERS
@@ -78,6 +79,7 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.discard(where)", lambda s: s.discard(Visit, Visit.limit_key == "a", error="no")
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.limits", lambda s: s.limits(Visit)
+    yield "Visit.keys", lambda s: s.keys(Visit, first=2)
     yield "Visit.claim(candidates)", _claim_candidates
     yield (
         "Visit.create_slots",
@@ -138,6 +140,10 @@ def fair() -> Iterator[tuple[str, Call]]:
     yield "Crawl.claim(locked)", beginning(lambda s: s.claim_many(Crawl, limit=9, lease=None))
     yield "Crawl.consume", beginning(lambda s: s.consume_many(Crawl, Crawl.topic.in_(["b", "c"]), limit=9))
     yield "Crawl.claim(of keys)", _claim_of_keys
+    others = all_but(Crawl.__table__.c.site, ["a", "b"])
+    yield "Crawl.claim(but some)", beginning(lambda s: s.claim_many(Crawl, others, limit=9))
+    yield "Crawl.keys", lambda s: s.keys(Crawl, first=2)
+    yield "Crawl.pause(key)", lambda s: s.pause(Crawl, key="a")
 
 
 def sequential() -> Iterator[tuple[str, Call]]:
@@ -149,6 +155,14 @@ def sequential() -> Iterator[tuple[str, Call]]:
     yield "Transfer.claim(locked)", beginning(lambda s: s.claim(Transfer, lease=None))
     yield "Transfer.claim(of keys)", _first_of_keys
     yield "Transfer.why", lambda s: why(s, Transfer)
+    yield "Transfer.keys", _states_of_keys
+
+
+def _states_of_keys(session: QueueSession) -> None:
+    """Send the statements of a look at keys that come after one, and at several of them."""
+    view = View(adapter_for(session.get_bind().dialect), session, Transfer.__queue_spec__, ())
+    view.next_keys("a", 2)
+    view.states(["b", "c", None], ())
 
 
 def _first_of_keys(session: QueueSession) -> None:

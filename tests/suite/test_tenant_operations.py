@@ -284,6 +284,11 @@ def history(actor: Actor) -> Any:
     return past
 
 
+def keys(actor: Actor) -> None:
+    """They are those of our own tasks."""
+    assert [(each.key, each.ready) for each in actor.keys(Deed)] == [(f"{MINE}:limit", 1)]
+
+
 OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "claim": lambda a: [a.claim(Deed), a.claim(Deed, Deed.id == key(OTHER, READY))],
     "claim_many": lambda a: a.claim_many(Deed, limit=9),
@@ -320,7 +325,12 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "prune": counts(2, lambda a: a.prune(Deed, DAY)),
     "set_limit": refused(lambda a: a.set_limit(Deed, f"{OTHER}:limit", 0)),
     "limits": unscoped(lambda a: a.limits(Deed)),
-    "pause": refused(lambda a: a.pause(Deed), lambda a: a.pause(Deed, f"{OTHER}:topic")),
+    "keys": keys,
+    "pause": refused(
+        lambda a: a.pause(Deed),
+        lambda a: a.pause(Deed, f"{OTHER}:topic"),
+        lambda a: a.pause(Deed, key=f"{OTHER}:limit"),
+    ),
     "resume": refused(lambda a: a.resume(Deed)),
     "paused": unscoped(lambda a: a.paused(Deed)),
     "workers": unscoped(lambda a: a.workers(Base)),

@@ -1,0 +1,251 @@
+"""What is seen of the keys of a queue: which have waiting tasks, how many, and what keeps these from starting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, case, func, literal_column, select
+from sqlalchemy.orm import Session
+
+from .._support import checks
+from ..dialects.base import Adapter
+from ..dialects.statements import LANES
+from ..kinds.limits import slots_of, usage
+from ..model.declaration import QueueMixin
+from ..queue.options import Status
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, spec_of
+from ..sql import (
+    COUNTED,
+    EDGE,
+    Lanes,
+    Pick,
+    has_come,
+    is_available,
+    is_due,
+    is_held,
+    is_ready,
+    merged,
+    representable,
+    state,
+    terms_of,
+    utcnow,
+)
+from ..transaction import AnySession, open_, scope_of, session_of
+from .control import keyed_column, paused_keys
+from .turns import Keys
+
+
+class KeyBlock(NamedTuple):
+    """The task for which the others of its key wait, in a queue whose keys keep their order."""
+
+    identity: Identity
+    """Its primary key."""
+    status: str
+    """Its :class:`.Status`: ``discarded`` if it holds its key until it is retried, and completed or cancelled."""
+    until: datetime | None
+    """When it is due; ``None`` if it is discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyState:
+    """A key of a queue that has waiting tasks: how many wait and run, and what keeps them from starting."""
+
+    key: Any
+    """The key: a value of the column that ``fair`` or ``sequential`` names, a ``limit_key``, or the key of messages;
+    ``None`` stands for tasks without a key."""
+    ready: int
+    """How many of its tasks are available now, counted up to 1,000."""
+    running: int
+    """How many run now.  Without limits, they are looked for among 1,000 tasks of the key: those that come due next, or
+    whose leases end next; if the keys keep their order, the first unfinished ones."""
+    weight: float | None
+    """The weight of its share, in a fair queue."""
+    limit: int | None
+    """How many of its tasks may run at once, in a queue with limits."""
+    paused: bool
+    """Whether the key is paused; a pause of its whole queue does not count."""
+    blocked_by: KeyBlock | None
+    """In a queue whose keys keep their order, the task for which the others wait, if it does not run and is not about
+    to: it is not due yet, or was discarded."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many of its tasks run as its limit allows, or more."""
+        return self.limit is not None and self.running >= self.limit
+
+
+def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, after: Any = None) -> list[KeyState]:
+    """Return the keys with waiting tasks: the ``first`` ones that come ``after`` a key, or of all.
+
+    A key has waiting tasks if some are ``available``, or unfinished if keys keep their order: tasks that have come due
+    count once workers have made them available.  Sorted as the database sorts the keys; tasks without a key come last.
+    To go on, give the last key as ``after``: there are no more if fewer than ``first`` were returned, or the last one
+    has no key.
+
+    Locks nothing.  However many tasks a key has, about 2,000 of them are read.  A session with criteria of its own sees
+    its keys and counts its tasks, and reads past others where no index has these criteria; the limits, and what runs in
+    them, are those of all tasks.
+
+    Raises :class:`.ArgumentError` for a model without keys.
+    """
+    spec = spec_of(entity)
+    column = keyed_column(spec)
+    checks.count("first", first)
+    session = session_of(session)
+    view = View(open_(session, spec), session, spec, terms_of(spec, scope_of(session, spec)))
+    found = view.next_keys(EDGE if after is None else after, first)
+    if len(found) < first and column.nullable and view.has_unkeyed():
+        found.append(None)
+    stopped = paused_keys(session, spec)
+    parts = (found[start : start + LANES] for start in range(0, len(found), LANES))
+    return [each for some in parts for each in view.states(some, stopped)]
+
+
+class View:
+    """Reads what a session sees of the keys of a queue, each from its own range of an index."""
+
+    def __init__(self, adapter: Adapter, session: Session, spec: QueueSpec, scope: Sequence[Criterion]) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._spec = spec
+        self._scope = tuple(scope)
+        self._column: Any = spec.keyed_by
+        self._waiting = self._in_sequence() if spec.lane is None else self._in_lanes()
+
+    def _pick(self, state: tuple[Criterion, ...], order: Sequence[Ordering], index: str) -> Pick:
+        return Pick(
+            spec=self._spec, state=state, where=self._scope, order=tuple(order), limit=COUNTED, index=index, exact=False
+        )
+
+    def _in_lanes(self) -> Pick:
+        return self._pick((is_available(self._spec),), (), self._spec.index_name("claim", [self._column]))
+
+    def _in_sequence(self) -> Pick:
+        spec = self._spec
+        return self._pick((spec["finished_at"].is_(None),), spec.sequence_order, spec.index_name("order"))
+
+    def next_keys(self, after: Any, number: int) -> list[Any]:
+        """Return the keys with waiting tasks that come after one, at most ``number``."""
+        first = [Ordering(self._spec["finished_at"])] if self._spec.lane is None else []
+        lanes = Lanes(
+            column=self._column,
+            within=self._scope,
+            listed=(),
+            place="keys",
+            order=(*first, Ordering(self._column)),
+            has_all=False,
+            ordered=self._waiting,
+        )
+        pick, known, found = replace(self._waiting, lanes=lanes), Keys(), [after]
+        while len(found) <= number:
+            following, _ = known.after(self._adapter, self._session, pick, found[-1], number)
+            if EDGE in following:
+                found += following[: following.index(EDGE)]
+                break
+            found += following
+        return found[1 : number + 1]
+
+    def has_unkeyed(self) -> bool:
+        """Return whether tasks without a key wait."""
+        pick = self._waiting.lane(self._column.is_(None), 1)
+        reading = self._adapter.rows.select_candidates(pick, *self._spec.primary_key)
+        return self._adapter.rows.execute(self._session, self._spec, reading).first() is not None
+
+    def states(self, keys: Sequence[Any], paused: Iterable[Any]) -> list[KeyState]:
+        """Return the states of these keys, :data:`LANES` at most."""
+        spec, of = self._spec, self._of
+        none: ColumnElement[int] = literal_column("0")
+        by_slots = spec.is_limited
+        counts = [
+            count
+            for key in keys
+            for count in (self._ready(of(key)), none if by_slots and key is not None else self._running(of(key)))
+        ]
+        numbers = self._adapter.rows.execute(self._session, spec, select(*counts)).one()
+        used, blocked, stopped = self._used(keys), self._blocked(keys), set(paused)
+        return [
+            KeyState(
+                key=key,
+                ready=numbers[2 * n],
+                running=used[key][1] if key in used else numbers[2 * n + 1],
+                weight=None if spec.fair is None else float(spec.options.weight_of(key)),
+                limit=used[key][0] if key in used else None,
+                paused=key in stopped,
+                blocked_by=blocked.get(key),
+            )
+            for n, key in enumerate(keys)
+        ]
+
+    def _of(self, key: Any) -> Criterion:
+        criterion: Criterion = self._column.is_(None) if key is None else self._column == key
+        return criterion
+
+    def _ready(self, of: Criterion) -> ColumnElement[int]:
+        if self._spec.lane is None:
+            return self._count(self._waiting.lane(of, COUNTED), is_ready(self._spec))
+        pick = replace(self._waiting, state=(is_available(self._spec), has_come(self._spec)))
+        return self._count(pick.lane(of, COUNTED), None)
+
+    def _running(self, of: Criterion) -> ColumnElement[int]:
+        spec, pick, later = self._spec, self._waiting, ~has_come(self._spec)
+        if spec.lane is not None:
+            due = (spec["finished_at"].is_(None), is_due(spec), later)
+            order = [term for term in spec.due_order if term.column is not spec["finished_at"]]
+            pick = self._pick(due, order, spec.index_name("due", [self._column]))
+        return self._count(pick.lane(of, COUNTED), is_held(spec) & later)
+
+    def _count(self, pick: Pick, criterion: Criterion | None) -> ColumnElement[int]:
+        """Return the number of rows of a pick that satisfy a criterion, as a column."""
+        one: ColumnElement[Any] = literal_column("1")
+        counted = one if criterion is None else case((criterion, one))
+        rows = self._adapter.rows.select_candidates(pick, counted.label("counted")).subquery()
+        return select(func.count(rows.c.counted)).scalar_subquery().label(None)
+
+    def _used(self, keys: Sequence[Any]) -> Mapping[Any, tuple[int, int]]:
+        """Return the limits of keys, and how many of their tasks run."""
+        spec, named = self._spec, [key for key in keys if key is not None]
+        if not spec.is_limited or not named:
+            return {}
+        slots = slots_of(spec)
+        read = usage(slots).where(self._adapter.rows.one_of(slots, slots["slot_key"], named))
+        found: Any = self._adapter.rows.execute(self._session, slots, read)
+        return dict.fromkeys(named, (spec.options.limit, 0)) | {key: (limit, busy) for key, limit, busy in found}
+
+    def _blocked(self, keys: Sequence[Any]) -> dict[Any, KeyBlock]:
+        spec, named = self._spec, [key for key in keys if key is not None]
+        if spec.sequence is None or not named:
+            return {}
+        now, moment = utcnow(), spec["available_at"]
+        waits = case((moment > now, literal_column("1")), else_=literal_column("0")).label("waits")
+        heads = self._firsts(self._waiting, named, [spec["status"], representable(moment).label("moment"), waits])
+        letters = dict[Any, Sequence[Any]]()
+        if spec.discarded_hold:
+            discarded = (spec["status"] == state(Status.DISCARDED),)
+            order = [Ordering(column) for column in spec.primary_key]
+            letters = self._firsts(self._pick(discarded, order, spec.index_name("held")), named, [])
+        found = dict[Any, KeyBlock]()
+        number = next(n for n, column in enumerate(spec.primary_key) if column is not spec.sequence)
+        for key, (status, until, is_later, *identity) in heads.items():
+            letter = letters.get(key)
+            if letter is not None and letter[number] < identity[number]:
+                found[key] = KeyBlock(tuple(letter), Status.DISCARDED.value, None)
+            elif is_later and status != Status.RUNNING:
+                found[key] = KeyBlock(tuple(identity), status, until)
+        return found
+
+    def _firsts(
+        self, pick: Pick, keys: Sequence[Any], columns: Sequence[ColumnElement[Any]]
+    ) -> dict[Any, Sequence[Any]]:
+        """Return ``columns`` and the primary key of the first row of each key in a pick."""
+        firsts, wanted = [pick.lane(self._of(key), 1) for key in keys], [*columns, *self._spec.primary_key]
+        look = self._adapter.rows.select_candidates
+        reading: Select[Any]
+        if len(keys) == 1:
+            reading = look(firsts[0], literal_column("0"), *wanted)
+        else:
+            reading = merged(lambda some: (look(each, *some) for each in firsts), wanted, (), apart=True)
+        rows: Any = self._adapter.rows.execute(self._session, self._spec, reading)
+        return {keys[part]: row for part, *row in rows}

@@ -1,0 +1,228 @@
+"""What is seen of the keys of a queue, and pauses of single keys."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, select
+from sqlalchemy.orm import with_loader_criteria
+
+from sqlqueue import ArgumentError, Cause, KeyState
+from sqlqueue.dialects import adapter_for
+from sqlqueue.operations import turns
+from sqlqueue.operations.control import not_paused
+from sqlqueue.queue.spec import spec_of
+from tests.suite.test_plans import reading
+from tests.support.harness import Database
+from tests.support.models import Crawl, Outgoing, QueuePause, Task, Transfer, Visit
+from tests.support.rows import PAST, TOMORROW, analyze, insert_many, rows
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def beginning() -> None:
+    """Forget the turns of former tests, whose engines have other rows now."""
+    turns._rotations.clear()
+
+
+def shown(found: list[KeyState], *names: str) -> dict[Any, Any]:
+    return {each.key: tuple(getattr(each, name) for name in names) for each in found}
+
+
+# -- the keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_of_a_fair_queue(db: Database) -> None:
+    db.insert(Crawl, [row for site in ("b", "gold", None) for row in rows(3, site=site)])
+    db.insert(
+        Crawl,
+        [
+            *rows(2, "scheduled", site="b"),
+            *rows(1, site="gone"),
+            *rows(1, status="completed", finished_at=PAST, site="done"),
+        ],
+    )
+    db.insert(Crawl, rows(2, available_at=TOMORROW, site="early"))
+    with db.begin() as session:
+        session.claim_many(Crawl, Crawl.site == "b", limit=2)
+        session.claim_many(Crawl, Crawl.site == "gone", limit=1)
+    with db.begin() as session:
+        found = session.keys(Crawl)
+        assert shown(found, "ready", "running", "weight", "limit", "blocked_by") == {
+            "b": (1, 2, 1.0, None, None),
+            "early": (0, 0, 1.0, None, None),
+            "gold": (3, 0, 3.0, None, None),
+            None: (3, 0, 1.0, None, None),
+        }
+        assert [each.key for each in found] == ["b", "early", "gold", None]
+        assert [each.key for each in session.keys(Crawl, first=2)] == ["b", "early"]
+        assert [each.key for each in session.keys(Crawl, first=2, after="early")] == ["gold", None]
+        assert [each.key for each in session.keys(Crawl, first=1, after="c")] == ["early"]
+        assert session.keys(Crawl, after="z")[0].key is None
+
+
+def test_keys_with_limits(db: Database) -> None:
+    db.insert(Visit, [row for key in ("a", "b", None) for row in rows(4, limit_key=key)])
+    with db.begin() as session:
+        session.claim_many(Visit, Visit.limit_key.in_(["a"]), limit=4)
+        session.claim(Visit, Visit.limit_key == "b")
+        session.set_limit(Visit, "b", 5)
+        found = session.keys(Visit)
+    assert shown(found, "ready", "running", "limit", "is_full", "weight") == {
+        "a": (2, 2, 2, True, None),
+        "b": (3, 1, 5, False, None),
+        None: (4, 0, None, False, None),
+    }
+
+
+def test_keys_in_sequence(db: Database) -> None:
+    accounts = ("held", "late", "none", "runs", "waits")
+    db.insert(Transfer, [row for name in accounts for row in rows(3, account=name)])
+    db.insert(Transfer, rows(2))
+    with db.begin() as session:
+        session.discard(session.claim(Transfer, Transfer.account == "held"), "no")
+        session.snooze(session.claim(Transfer, Transfer.account == "late"), HOUR)
+        session.claim(Transfer, Transfer.account == "runs")
+        session.cancel(Transfer, Transfer.account == "none")
+    with db.begin() as session:
+        found = session.keys(Transfer)
+    assert shown(found, "ready", "running") == {
+        "held": (2, 0),
+        "late": (2, 0),
+        "runs": (2, 1),
+        "waits": (3, 0),
+        None: (2, 0),
+    }
+    blocks: dict[Any, Any] = {each.key: each.blocked_by for each in found if each.blocked_by is not None}
+    assert {key: block.status for key, block in blocks.items()} == {"held": "discarded", "late": "scheduled"}
+    with db.begin() as session:
+        for block in blocks.values():
+            assert session.get_one(Transfer, block.identity).account in blocks
+        assert blocks["held"].until is None
+        session.retry(Transfer, Transfer.account == "held")
+        assert {each.key for each in session.keys(Transfer) if each.blocked_by} == {"late"}
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
+def test_as_much_is_read_of_a_large_backlog_as_of_a_small_one(db: Database, model: Any) -> None:
+    column = spec_of(model).keyed_by.key
+
+    def effort() -> int:
+        analyze(db, model)
+        with other.session() as session, reading(session, db.case) as read:
+            assert session.keys(model, first=3)[1].ready == 1_000
+        return read.amount
+
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    db.insert(model, [row for key in ("a", "b", "c") for row in rows(1_200, **{column: key})])
+    small = effort()
+    done = {column: "b", "status": "completed", "available_at": PAST, "finished_at": PAST}
+    later = {column: "b", "status": "scheduled", "available_at": TOMORROW}
+    insert_many(db, model, {column: "b", "available_at": PAST}, done, later)
+    assert effort() <= 2 * small + 2_000
+
+
+@pytest.mark.sync_only
+def test_a_session_with_criteria_sees_its_keys(db: Database) -> None:
+    db.insert(
+        Crawl, [row for site, topic in (("a", "x"), ("b", "y"), ("b", "x")) for row in rows(2, site=site, topic=topic)]
+    )
+    db.insert(Crawl, rows(1, topic="y"))
+    with db.begin() as session:
+
+        @event.listens_for(session.sync_session, "do_orm_execute")
+        def add_criteria(state: Any) -> None:
+            state.statement = state.statement.options(with_loader_criteria(Crawl, Crawl.topic == "y"))
+
+        assert shown(session.keys(Crawl), "ready") == {"b": (2,), None: (1,)}
+
+
+@pytest.mark.one_engine
+@pytest.mark.sync_only
+@pytest.mark.parametrize(
+    ("model", "key", "said"),
+    [
+        (Task, "a", "Task has no keys"),
+        (Crawl, 7, "key=7 is not a value of crawl.site"),
+        (Crawl, "x" * 400, "too long to be paused"),
+        (Visit, "a\0", "is not a value of visit.limit_key"),
+    ],
+)
+def test_keys_that_cannot_be_paused(db: Database, model: Any, key: Any, said: str) -> None:
+    with db.begin() as session:
+        for change in (session.pause, session.resume):
+            with pytest.raises(ArgumentError, match=said):
+                change(model, key=key)
+        with pytest.raises(ArgumentError, match="pause one of them"):
+            session.pause(Crawl, "topic", key="a")
+
+
+@pytest.mark.one_engine
+@pytest.mark.sync_only
+def test_arguments_of_keys(db: Database) -> None:
+    with db.begin() as session:
+        with pytest.raises(ArgumentError, match="Task has no keys"):
+            session.keys(Task)
+        with pytest.raises(ArgumentError, match="first=0"):
+            session.keys(Crawl, first=0)
+        assert session.keys(Crawl) == []
+
+
+# -- pauses of keys ----------------------------------------------------------------------------------------------------
+
+
+def unpaused(db: Database, model: Any) -> Any:
+    """Return the criteria of workers' claims."""
+    with db.begin() as session:
+        places = set(session.scalars(select(QueuePause.queue)))
+    return not_paused(adapter_for(db.engine.dialect), spec_of(model), places) or ()
+
+
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit, Outgoing])
+def test_workers_claim_the_tasks_of_other_keys(db: Database, model: Any) -> None:
+    """Available ones and due ones, in every kind of queue with keys; tasks without a key are not paused with one."""
+    column, topic = spec_of(model).keyed_by.key, {"topic": "t"} if "topic" in spec_of(model).columns else {}
+    for key in ("a", "b", None):
+        db.insert(model, [*rows(1, **{column: key}, **topic), *rows(1, "retryable", **{column: key}, **topic)])
+    with db.begin() as session:
+        assert session.pause(model, key="a", reason="it is down")
+        assert not session.pause(model, key="a")
+        (pause,) = session.paused(model)
+        assert (pause.key, pause.topic, pause.part) == ("a", None, "the key 'a'")
+        assert {each.key for each in session.keys(model) if each.paused} == {"a"}
+    where, once = unpaused(db, model), spec_of(model).sequence is not None
+    with db.session() as session:
+        found = [getattr(task, column) for task in session.claim_many(model, *where, limit=50)]
+        assert sorted(map(str, found)) == ["None", "None", "b", *(["b"] if not once else [])]
+        session.rollback()
+    with db.begin() as session:
+        (task,) = session.scalars(select(model).where(getattr(model, column) == "a", model.status == "available"))
+        assert session.why(task).reasons[0].cause is Cause.PAUSED
+        assert session.resume(model, key="a")
+        assert not session.resume(model, key="a")
+    assert unpaused(db, model) == ()
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
+def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> None:
+    column = spec_of(model).keyed_by.key
+
+    def effort() -> int:
+        analyze(db, model)
+        turns._rotations.clear()
+        with other.session() as session, reading(session, db.case) as read:
+            found = session.claim_many(model, *where, limit=1 if model is Transfer else 2)
+            assert {getattr(task, column) for task in found} == {"b"}
+        return read.amount
+
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    where = not_paused(adapter_for(db.engine.dialect), spec_of(model), {f"{model.__tablename__}=a"}) or ()
+    db.insert(model, [row for key in ("a", "b") for row in rows(40, **{column: key})])
+    small = effort()
+    insert_many(db, model, {column: "a", "available_at": PAST, "priority": -1})
+    assert effort() <= 2 * small + 200
