@@ -447,7 +447,26 @@ def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
 def release_assignments(fence: Fence, delay: timedelta | None) -> list[Assignment]:
     """Return the assignments of a release: available now or scheduled after ``delay``; the attempt does not count."""
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
-    return _unsettled(fence, status, utcnow(delay), NONE)
+    return _unsettled(fence, state(status), utcnow(delay), NONE)
+
+
+def wait_assignments(fence: Fence, latch: str, is_open: Criterion, within: timedelta | None) -> list[Assignment]:
+    """Return the assignments of a release until a latch opens, or until its deadline; the attempt does not count.
+
+    ``is_open``: whether the latch is open already, so that the task is available now.
+    """
+    spec = fence.spec
+    deadline = literal(NEVER, spec["available_at"].type) if within is None else utcnow(within)
+    return [
+        *_unsettled(
+            fence,
+            case((is_open, state(Status.AVAILABLE)), else_=state(Status.WAITING)),
+            case((is_open, utcnow()), else_=deadline),
+            NONE,
+        ),
+        (spec["waits_for"], latch),
+        (spec["waits_when"], literal("final", spec["waits_when"].type)),
+    ]
 
 
 def return_assignments(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
@@ -456,7 +475,7 @@ def return_assignments(fence: Fence, crashes: ColumnElement[int]) -> list[Assign
     The task was claimed before those that are waiting, and must not wait behind them again.  The claim has overwritten
     the original ``available_at``; the task's creation replaces it, which is never later.
     """
-    return _unsettled(fence, Status.AVAILABLE, _before_others(fence.spec), crashes)
+    return _unsettled(fence, state(Status.AVAILABLE), _before_others(fence.spec), crashes)
 
 
 def expire_assignments(fence: Fence) -> list[Assignment]:
@@ -480,13 +499,13 @@ def _before_others(spec: QueueSpec) -> ColumnElement[datetime]:
 
 
 def _unsettled(
-    fence: Fence, status: Status, moment: ColumnElement[datetime], crashes: ColumnElement[int]
+    fence: Fence, status: ColumnElement[str], moment: ColumnElement[datetime], crashes: ColumnElement[int]
 ) -> list[Assignment]:
     spec = fence.spec
     back: list[Assignment] = [
         *_planned_now(fence),
         (spec["crashes"], crashes),
-        (spec["status"], state(status)),
+        (spec["status"], status),
         (spec["available_at"], moment),
     ]
     if fence.locked_by is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -451,6 +451,10 @@ class Latches:
         self.change([key], changes=self.c.changes + _ONE)  # locks of other nodes do not hold, but two writes conflict
         return self._execute(asked).one()
 
+    def latest(self, key: str, *names: str) -> Any:
+        """Return columns of a latch, whatever the transaction's snapshot."""
+        return self._latest_latches(select(*(self.c[name] for name in names)).where(self.c.id == key)).one()
+
     def insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert latches.  Raises :class:`.DuplicateTaskError` if a key exists."""
         defaults: dict[str, Any] = dict.fromkeys(("reports_to", "waits_for"))
@@ -548,6 +552,13 @@ def prune_batches(
         deleting = delete(latch).where(latch.c.id.in_(some), latch.c.opened_at.is_not(None))
         latches._execute(latches.adapter.rows.writing(latch, deleting))
     return len(ids)
+
+
+def is_latch_open(spec: QueueSpec, key: str) -> Criterion:
+    """Return whether a latch of a queue's table of latches is open."""
+    latch = cast(LatchTable, latches_of(spec)).table
+    opened = select(_ONE).where(latch.c.id == key, latch.c.opened_at.is_not(None))
+    return opened.scalar_subquery().is_not(None)
 
 
 def is_held_by_batch(spec: QueueSpec) -> Criterion | None:

@@ -34,14 +34,13 @@ THEN = f"{PART}then"
 finds them by it."""
 
 
-def flow_spec(entity: Any) -> QueueSpec:
-    """Return the spec of a model whose tasks can have latches; raise the error that says what it lacks."""
+def flow_spec(entity: Any, what: str = "be in a batch") -> QueueSpec:
+    """Return the spec of a model whose tasks can have latches; raise the error that says what it lacks for ``what``."""
     spec = spec_of(entity)
     if not spec.has_latches:
-        name = spec.entity.__name__
-        raise ArgumentError(f"{name} cannot be in a batch: derive it from FlowMixin, and migrate")
+        raise ArgumentError(f"{spec.entity.__name__} cannot {what}: derive it from FlowMixin, and migrate")
     if latches_of(spec) is None:
-        raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot be in a batch")
+        raise missing_companion(LatchMixin, spec, f"{spec.entity.__name__} cannot {what}")
     return spec
 
 
@@ -126,12 +125,7 @@ class Place:
         return bool(self.ended or self.links)
 
     def _share(self, key: str, waiter: str) -> None:
-        row = self.latches.share(key, waiters=[waiter])
-        if row is None:
-            create_event(self.latches, check_key(key))
-            row = self.latches.share(key, waiters=[waiter], latest=True)
-            if row is None:
-                raise ArgumentError(f"after={key!r} is newer than this transaction's snapshot. Roll back.")
+        row = attend(self.latches, key, waiter)
         if waiter != ANY and (row.opened_at is not None or row.broken_at is not None):
             self.ended.append(row)
 
@@ -213,6 +207,27 @@ def create_event(latches: Latches, key: str) -> None:
     """Insert a latch that no look opens, unless there is one with this key."""
     row = {"id": key, "sealed": EVENT, "members": [], "waiters": []}
     insert_unless_duplicate(latches.session, latches.adapter, latches.spec, insert(latches.model.table).values(row))
+
+
+def attend(latches: Latches, key: str, waiter: str) -> Any:
+    """Lock a latch for which tasks of the table ``waiter`` wait, an event if there is none yet; return its row."""
+    row = latches.share(key, waiters=[waiter])
+    if row is None:
+        create_event(latches, check_key(key))
+        row = latches.share(key, waiters=[waiter], latest=True)
+        if row is None:
+            raise ArgumentError(f"{key!r} is newer than this transaction's snapshot. Roll back.")
+    return row
+
+
+def payload_of(session: Session, spec: QueueSpec, key: str) -> tuple[bool, Any]:
+    """Return whether an event is open for which a task of this queue waits from now on, or a batch has ended; and the
+    payload, or how many of its members have ended in which way."""
+    latches = Latches.of(session, flow_spec(spec.entity, "wait for an event"), Access.CHANGE)
+    if attend(latches, key, spec.name).opened_at is None:
+        return False, None
+    row = latches.latest(key, "sealed", "payload", *OUTCOMES)
+    return True, row.payload if row.sealed == EVENT else {name: getattr(row, name) for name in OUTCOMES}
 
 
 def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload: Any = None) -> bool:

@@ -33,6 +33,7 @@ from ..lifecycle.transitions import (
     release_assignments,
     return_assignments,
     suspect_crashes,
+    wait_assignments,
 )
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
@@ -42,6 +43,7 @@ from ..queue.spec import Identity, QueueSpec, Where, spec_of
 from ..sql import LARGEST, Assignment, has_expired, is_available, leased
 from ..transaction import Access, AnySession, HeldClaim, announce, held_claims_of, ledger_of, open_, session_of
 from .bulk import cancel_where, discard_where
+from .latches import is_latch_open
 from .recording import ABANDONED, Attempt, AttemptRecord, Traceback, record, stored_traceback
 
 # -- settlements as values: how attempts end, and what that writes to the rows of claimed tasks -----------------------
@@ -279,6 +281,16 @@ def snoozed(delay: timedelta, error: str | None = None) -> Settlement:
 
     record = AttemptRecord(AttemptOutcome.SNOOZED, error)
     return Settlement(write=_update(assignments), record=record, status=Status.SCHEDULED, shows=shows)
+
+
+def waiting(latch: str, within: timedelta | None) -> Settlement:
+    """Let tasks wait until a latch opens, at most ``within`` that time, without counting the attempt."""
+
+    def assignments(fence: Fence) -> Sequence[Assignment]:
+        return wait_assignments(fence, latch, is_latch_open(fence.spec, latch), within)
+
+    record = AttemptRecord(AttemptOutcome.SNOOZED)
+    return Settlement(write=_update(assignments), record=record, status=Status.WAITING)
 
 
 def _released(assignments: Callable[[Fence], Sequence[Assignment]], key: str) -> Settlement:

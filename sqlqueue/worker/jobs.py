@@ -59,6 +59,15 @@ class Snooze(Signal):
         self.in_ = duration("in_", in_, zero=True)
 
 
+class Wait(Signal):
+    """Run the task again when the latch ``key`` opens, or after ``in_``.  The attempt does not count."""
+
+    def __init__(self, key: str, in_: timedelta | None) -> None:
+        super().__init__(key, in_)
+        self.key = key
+        self.in_ = in_
+
+
 class Discard(Signal):
     """Make the task a dead letter with ``reason`` as its error, logged at level ERROR."""
 
@@ -377,6 +386,8 @@ class Outcome:
     result: Result | None = None
     traceback: str | None = None
     """For the history."""
+    latch: str | None = None
+    """The key of the latch for which a task waits that is snoozed."""
     is_last: bool = field(default=False, compare=False)
     """Whether no attempt is left after this one, so that a failure needs no delay."""
 
@@ -424,6 +435,8 @@ def outcome_of(error: BaseException, *, is_last: bool = False) -> Outcome:
             return Outcome("failed", error_text(_reason(error)), error.in_, is_last=is_last)
         case Snooze():
             return Outcome("snoozed", delay=error.in_)
+        case Wait():
+            return Outcome("snoozed", delay=error.in_, latch=error.key)
         case Discard():
             return Outcome("discarded", error_text(_reason(error)))
         case Cancel():
@@ -481,6 +494,8 @@ def _settlement(outcome: Outcome, last: frozenset[Claim]) -> Settlement:
         return settling.completed(outcome.result and outcome.result.value)
     if outcome.kind == "failed":
         return settling.failed(error, cause=outcome.cause, retry_in=delay, traceback=traceback, last=last)
+    if outcome.latch is not None:
+        return settling.waiting(outcome.latch, delay)
     if outcome.kind == "snoozed":
         return settling.snoozed(delay or timedelta(0), outcome.error)
     if outcome.kind in _OF_ERROR:

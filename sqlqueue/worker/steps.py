@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from sqlalchemy import select
@@ -19,9 +20,10 @@ from sqlalchemy.orm import Session
 from .._support.checks import check_json, duration
 from .._support.checks import key as checked_key
 from .._support.errors import ArgumentError, ClaimLostError
+from ..operations.placing import payload_of
 from ..operations.settling import keep_steps
 from ..sql import utcnow
-from .jobs import Job, Snooze
+from .jobs import Job, Signal, Snooze, Wait
 
 R = TypeVar("R")
 _is_in_transaction: ContextVar[bool] = ContextVar("sqlqueue.is_in_step", default=False)
@@ -56,7 +58,7 @@ class Steps:
         self._transact = transact
         self._kept: Mapping[str, Any] = job.steps or {"id": None, "steps": {}}
         self._begun: set[str] = set()
-        self._pause: Snooze | None = None
+        self._pause: Signal | None = None
         self._lock = threading.Lock()
         self._turns = asyncio.Lock() if job.handler.is_coroutine else None
         """Held while a step is recorded and committed: each writes what all have recorded."""
@@ -98,11 +100,32 @@ class Steps:
         if found is None:
             self._record(name, lambda _, session: {"until": self._later(session, delay).isoformat()})
         else:
-            since = self._job.claim.claimed_at or datetime.now(UTC)
-            delay = datetime.fromisoformat(found["until"]) - since
+            delay = self._left(found["until"])
         if delay > timedelta(0):
             self._pause = Snooze(delay)
             raise self._pause
+
+    def wait(self, name: str, event: str, /, *, timeout: timedelta | None = None) -> Any:
+        """Wait until :func:`.open_event` is called with the key ``event``, and return its payload; or ``None``, once
+        ``timeout`` has passed since the first call under this name.  What comes first wins, for good.
+
+        Either side may come first.  Until then, the task is ``waiting``, and nothing runs: this raises a signal, which
+        gives the worker back and counts no attempt; let it pass.  The handler is then called again from its beginning.
+
+        ``event`` may also be the key of a batch (:func:`.batch`), for instance of one that a step before has enqueued;
+        the result is then how many of its members have ended in which way: ``{"completed": 20, "discarded": 1, ...}``.
+
+        The model also derives from :class:`.FlowMixin`.
+        """
+        if timeout is not None:
+            duration("timeout", timeout)
+        found = self._begin(name, "event")
+        if found is None or "payload" not in found:
+            found = self._record(name, lambda _, session: self._listened(session, found, event, timeout))
+        if "payload" in found:
+            return found["payload"]
+        self._pause = Wait(event, None if found["until"] is None else self._left(found["until"]))
+        raise self._pause
 
     def key(self, name: str, /) -> str:
         """Return a key for ``name`` that is the same in all attempts at this task, and in no other task, to pass to a
@@ -118,9 +141,26 @@ class Steps:
         return f"{self._kept['id']}-{name}"
 
     def end(self) -> None:
-        """Raise what :meth:`sleep` has raised, if the handler has caught that and returned."""
+        """Raise what :meth:`sleep` or :meth:`wait` has raised, if the handler has caught that and returned."""
         if self._pause is not None:
             raise self._pause
+
+    def _listened(
+        self, session: Session, before: Mapping[str, Any] | None, event: str, timeout: timedelta | None
+    ) -> Mapping[str, Any]:
+        """Return what is recorded of a step that waits: with a payload if it has ended."""
+        is_open, payload = payload_of(session, self._job.handler.spec, event)
+        if is_open:
+            return {"event": event, "payload": payload}
+        if before is None or before["event"] != event:  # the handler has changed
+            return {"event": event, "until": timeout and self._later(session, timeout).isoformat()}
+        if before["until"] is not None and self._left(before["until"]) <= timedelta(0):
+            return {"event": event, "payload": None}
+        return before
+
+    def _left(self, until: str) -> timedelta:
+        """Return the time from the claim until a moment."""
+        return datetime.fromisoformat(until) - (self._job.claim.claimed_at or datetime.now(UTC))
 
     def _later(self, session: Session, delay: timedelta) -> datetime:
         bind_arguments = self._job.handler.spec.bind_arguments
@@ -203,6 +243,10 @@ class AsyncSteps:
     async def sleep(self, name: str, delay: timedelta, /) -> None:
         """See :meth:`Steps.sleep`."""
         await _spawn(self._steps.sleep, name, delay)
+
+    async def wait(self, name: str, event: str, /, *, timeout: timedelta | None = None) -> Any:
+        """See :meth:`Steps.wait`."""
+        return await _spawn(partial(self._steps.wait, timeout=timeout), name, event)
 
     async def key(self, name: str, /) -> str:
         """See :meth:`Steps.key`."""

@@ -21,7 +21,7 @@ from sqlqueue.operations.claiming import ClaimCall, ClaimQuery
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.keys import View
 from sqlqueue.operations.latches import Latches
-from sqlqueue.operations.settling import EXPIRY, keep_steps, report_some, settle_some
+from sqlqueue.operations.settling import EXPIRY, keep_steps, report_some, settle_some, waiting
 from sqlqueue.operations.workers import release_held, silent_workers
 from sqlqueue.outbox import claim_messages
 from sqlqueue.sql import EDGE, all_but
@@ -256,6 +256,7 @@ def flows() -> Iterator[tuple[str, Call]]:
     yield "Flow.fail", lambda s: of(s).fail([row], early=True)
     yield "Flow.broken_below", lambda s: of(s)._broken_below([row])
     yield "Flow.revive", lambda s: of(s)._revive([row], "completed")
+    yield "Flow.wait", lambda s: settle_some(s, claims(Page, 2), waiting("a", MINUTE))
     yield "Flow.cancel", lambda s: s.cancel(Page, Page.name == "a")
     yield "Flow.claim", lambda s: s.claim(Page)
     yield "Flow.complete", lambda s: s.complete(claims(Page, 3))

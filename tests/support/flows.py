@@ -9,7 +9,16 @@ import pytest
 from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ConstantBackoff, ExpiryMixin, FlowMixin, LatchMixin, QueueOptions, ResultMixin, UniqueMixin
+from sqlqueue import (
+    ConstantBackoff,
+    ExpiryMixin,
+    FlowMixin,
+    LatchMixin,
+    QueueOptions,
+    ResultMixin,
+    StepMixin,
+    UniqueMixin,
+)
 from tests.support import tables
 from tests.support.harness import Database
 
@@ -22,7 +31,7 @@ class Latch(LatchMixin, Flow):
     __tablename__ = "latch_of_flow"
 
 
-class Page(FlowMixin, ResultMixin, Flow):
+class Page(FlowMixin, ResultMixin, StepMixin, Flow):
     __tablename__ = "flow_page"
     __queue__ = QueueOptions(retry=ConstantBackoff(timedelta(0)), max_attempts=2)
 

@@ -12,13 +12,17 @@ import pytest
 from sqlalchemy import update
 
 from sqlqueue import ArgumentError, AsyncSteps, Steps, Worker, claim_of
+from sqlqueue.sql import utcnow
 from sqlqueue.testing import drain
+from tests.support.flows import Note, Page, flow, sync_flow
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task, Voyage
 from tests.support.processes import Processes
 from tests.support.rows import count, end_leases, load_all
 from tests.support.workers import LONG, Workers, all_are, eventually
 from tests.worker.children import sail
+
+__all__ = ["flow", "sync_flow"]
 
 NOW, SHORT = timedelta(0), timedelta(seconds=0.2)
 
@@ -212,6 +216,76 @@ def test_a_sleep_cannot_be_caught(db: Database, workers: Workers, goes_on: bool)
     assert (voyage(db).status, ran) == ("scheduled", [])
 
 
+def test_a_wait_gives_the_worker_back_until_its_event_opens(flow: Database, workers: Workers) -> None:
+    """Or until its deadline, or until a batch has ended; each of these tasks has a single attempt."""
+    timeouts = {"early": LONG, "late": None, "between": None, "never": SHORT}
+
+    def travel(steps: Steps, page: Page) -> Any:
+        if page.name == "batch":
+            steps.run("fan out", fan_out)
+            return steps.wait("end", "notes")
+        try:
+            return steps.wait("gate", f"gate {page.name}", timeout=timeouts[page.name])
+        finally:
+            if page.name == "between":  # when the step has looked, and before the task waits
+                flow.committed.open_event(Page, "gate between", 3)
+
+    async def travel_awaited(steps: AsyncSteps, page: Page) -> Any:
+        async def fan_out_awaited(session: Any) -> None:
+            await session.run_sync(fan_out)
+
+        if page.name == "batch":
+            await steps.run("fan out", fan_out_awaited)
+            return await steps.wait("end", "notes")
+        try:
+            return await steps.wait("gate", f"gate {page.name}", timeout=timeouts[page.name])
+        finally:
+            if page.name == "between":
+                await asyncio.to_thread(flow.committed.open_event, Page, "gate between", 3)
+
+    def fan_out(session: Any) -> None:
+        with session.batch("notes") as notes:
+            notes.add(Note, [{"name": "a"}, {"name": "b"}])
+
+    def found() -> dict[str, tuple[str, Any]]:
+        return {page.name: (page.status, page.result) for page in load_all(flow, Page)}
+
+    flow.committed.open_event(Page, "gate early", {"n": 1})
+    flow.insert(Page, [{"name": name, "max_attempts": 1} for name in (*timeouts, "batch")])
+    workers.serve(Page, serving(flow, travel, travel_awaited))
+    ended = {"early": ("completed", {"n": 1}), "between": ("completed", 3), "never": ("completed", None)}
+    waiting = {"late": ("waiting", None), "batch": ("waiting", None)}
+    eventually(lambda: found() == ended | waiting)
+    assert flow.committed.open_event(Page, "gate late", {"n": 2})
+    assert not flow.committed.open_event(Page, "gate late", {"n": 3})
+    assert flow.committed.open_event(Page, "gate never")
+    with flow.begin() as session:
+        session.discard(session.claim(Note), "no")
+        session.complete(session.claim(Note))
+    counts = {"completed": 1, "discarded": 1, "cancelled": 0, "skipped": 0}
+    ended |= {"late": ("completed", {"n": 2}), "batch": ("completed", counts)}
+    eventually(lambda: found() == ended)
+
+
+@pytest.mark.one_engine
+def test_a_wait_begins_anew_for_another_event_and_goes_on_if_it_is_woken(sync_flow: Database) -> None:
+    worker, events = Worker(sync_flow.sessions()), ["a", "a", "b"]
+
+    @worker.handler(Page)
+    def travel(steps: Steps, page: Page) -> Any:
+        return steps.wait("gate", events.pop(0) if events else "b", timeout=timedelta(hours=1))
+
+    sync_flow.insert(Page, [{"max_attempts": 1}])
+    while events:
+        assert drain(worker) == {"snoozed": 1}
+        assert drain(worker) == {}
+        sync_flow.execute(update(Page).values(status="available", available_at=utcnow()))
+    sync_flow.committed.open_event(Page, "a", 1)
+    assert drain(worker) == {"snoozed": 1}
+    assert drain(worker, ahead=timedelta(hours=2)) == {"completed": 1}
+    assert [page.result for page in load_all(sync_flow, Page)] == [None]
+
+
 @pytest.mark.one_engine
 def test_drain_passes_what_a_task_sleeps(sync_db: Database) -> None:
     worker, calls = Worker(sync_db.sessions()), list[int]()
@@ -261,6 +335,8 @@ def test_bad_steps(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         ("do not nest", nest),
         ("delay", lambda steps: steps.sleep("rest", timedelta(-1))),
         ("of another kind", sleep_then_run),
+        ("cannot wait for an event: derive it from FlowMixin", lambda steps: steps.wait("gate", "event")),
+        ("timeout", lambda steps: steps.wait("gate", "event", timeout=timedelta(0))),
     ]:
         worker = Worker(sync_db.sessions())
 
