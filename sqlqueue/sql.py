@@ -172,6 +172,16 @@ class utcnow(FunctionElement[datetime]):
         return clock_ahead.get() or None
 
 
+class either(FunctionElement[bool]):
+    """A criterion in two forms: with a WITH in its subquery, and with one before the whole statement."""
+
+    name = "either"
+    inherit_cache = True
+
+    def __init__(self, nesting: Criterion, leading: Criterion) -> None:
+        super().__init__(nesting, leading)
+
+
 class utcinsertion(utcnow):
     """The default of a column, which is not part of that key: always the database's clock."""
 

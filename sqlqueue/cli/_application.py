@@ -16,6 +16,7 @@ from ..evaluation.demo.run import demo
 from ..evaluation.prove.run import prove
 from ._database import refusals
 from ._help import Command, Group
+from .batches import batch, batches, open_
 from .changes import cancel, discard, prune, rerun, retry, run_now
 from .check import check
 from .control import limits, pause, resume, set_limit, workers
@@ -44,11 +45,14 @@ _ON_CALL: Sequence[Function] = (
     pause,
     resume,
     schedules,
+    batches,
+    batch,
+    open_,
     limits,
     set_limit,
     workers,
 )
-_NAMES: dict[Function, str] = {list_tasks: "list"}
+_NAMES: dict[Function, str] = {list_tasks: "list", open_: "open"}
 """Names of commands that differ from their function's, in which hyphens replace underscores."""
 
 

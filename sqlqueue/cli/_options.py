@@ -189,6 +189,9 @@ InErrorGroup = Annotated[
         "--error-group", metavar="GROUP", help="Only tasks in this group of sqlqueue errors, which are not completed."
     ),
 ]
+InBatch = Annotated[
+    str | None, typer.Option("--batch", metavar="KEY", help="Only members of this batch, see sqlqueue batches.")
+]
 Age = Annotated[
     timedelta | None,
     typer.Option(
@@ -212,6 +215,7 @@ class Filters:
     ids: Ids = None
     error: ErrorLike = None
     error_group: InErrorGroup = None
+    batch: InBatch = None
     older_than: Age = None
     where: Equal = None
     abandoned: Abandoned = False

@@ -15,7 +15,7 @@ from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueO
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._options import Age, AsJson, Equal, Filters, Function, Ids, Queues, Statuses, Topic, age
+from ._options import Age, AsJson, Equal, Filters, Function, Ids, InBatch, Queues, Statuses, Topic, age
 from ._output import complain, facts, pauses, print_json, print_table, refusal, repeated, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
@@ -185,6 +185,7 @@ def stats(
     since: Since = None,
     topic: Topic = None,
     function: Function = None,
+    batch: InBatch = None,
     where: Equal = None,
     exact: Exact = False,
     watch: Watch = None,
@@ -202,6 +203,8 @@ def stats(
     counted in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are
     the functions whose calls have waited for more than five minutes while none was running: no worker seems to have
     them registered; and rows whose status sqlqueue does not know, which no claim finds.
+
+    With --batch: the members of a batch, of the queues that can have some.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
     and without options that select tasks, it shows the attempts that ended instead: "failed" counts those that failed,
@@ -226,7 +229,9 @@ def stats(
     if (by and timeline) or ((bucket or since) and not timeline):
         raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
     specs = queues.chosen if not (by or timeline) else [queues.only]
-    filters = Filters(topic=topic, function=function, where=where)
+    if batch is not None and len(specs) > 1:
+        specs = [spec for spec in specs if spec.has_latches] or specs
+    filters = Filters(topic=topic, function=function, batch=batch, where=where)
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
     spec, criteria = chosen[0]
     bucket, since, cap = bucket or timedelta(hours=1), since or timedelta(days=1), None if exact else CAP

@@ -16,8 +16,8 @@ from .. import operations
 from .._support.errors import Claim
 from .._support.texts import UNREADABLE, key_text, readable
 from ..lifecycle.kind import Reason, moment_text
-from ..model.companions import history_of
-from ..operations import PastAttempt, attempt_text, reported, spoken
+from ..model.companions import history_of, latches_of
+from ..operations import Around, PastAttempt, around, attempt_text, reported, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
@@ -25,6 +25,7 @@ from ..queue.spec import Identity, QueueSpec
 from ..sql import utcnow
 from ._options import AsJson, Filters, Queues, order
 from ._output import GAP, plain, print_json, print_record, print_table, room, say, width
+from .batches import node_facts, states_text
 from .statistics import Most
 
 # -- the table of `sqlqueue list`: one line for each task -------------------------------------------------------------
@@ -163,22 +164,24 @@ def list_tasks(
 
 
 def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
-    """Show a whole task: its state, its lease, its last error, all columns of the model, and its finished attempts if
-    the application has a HistoryMixin.
+    """Show a whole task: its state, its lease, its last error, all columns of the model, what it waits for and what
+    waits for it, and its finished attempts if the application has a HistoryMixin.
 
         sqlqueue show --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 
-    With --json: an object as in sqlqueue list, and with a HistoryMixin its history, an array of objects with
-    attempt, outcome, claimed_by, started_at, finished_at, error and traceback, the latest first; null if there is
-    no such task.
+    With --json: an object as in sqlqueue list; of a task in a batch or workflow also flow, an object of batch (its key,
+    or null), before and after (arrays of nodes as in sqlqueue batch) and left_out (how many more tasks there are); and
+    with a HistoryMixin its history, an array of objects with attempt, outcome, claimed_by, started_at, finished_at,
+    error and traceback, the latest first. null if there is no such task.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     spec = queues.only
-    facts, past, now = queues.transact(lambda session: _whole(session, spec, identity(spec, key)))
+    facts, flow, past, now = queues.transact(lambda session: _whole(session, spec, identity(spec, key)))
     if as_json:
         kept = {} if past is None else {"history": [asdict(each) for each in past]}
-        print_json(None if facts is None else facts | kept)
+        placed = {} if flow is None else {"flow": _flow_facts(flow)}
+        print_json(None if facts is None else facts | placed | kept)
     elif facts is not None:
         own, told = facts.pop("columns"), reported(facts.get("progress"))
         if told is not None:
@@ -190,6 +193,8 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
             say(f"\nNotes ({told.dropped} older ones are not kept):" if told.dropped else "\nNotes:")
             for moment, text in told.notes:
                 say(f"  {moment_text(moment)} {readable(text)}")
+        if flow is not None:
+            _print_flow(flow)
         _print_past(past or ())
     else:
         say(f"There is no {spec.name} {key}.")
@@ -234,15 +239,33 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 def _whole(
     session: Session, spec: QueueSpec, key: Identity
-) -> tuple[dict[str, Any] | None, list[PastAttempt] | None, datetime]:
-    """Return a task, the finished attempts at it if the application keeps them, and the database's time."""
+) -> tuple[dict[str, Any] | None, Around | None, list[PastAttempt] | None, datetime]:
+    """Return a task, its place in a workflow, the finished attempts at it if the application keeps them, and the
+    database's time."""
     tasks = find_all(session, spec.entity, spec.key(key))
     now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
     if not tasks:
-        return None, None, now
-    has_history = history_of(spec.table.metadata) is not None
-    past = operations.history(session, Claim(spec.entity, key, attempt=0)) if has_history else None
-    return _facts(spec, tasks[0]), past, now
+        return None, None, None, now
+    claim, has_history = Claim(spec.entity, key, attempt=0), history_of(spec.table.metadata) is not None
+    flow = around(session, claim) if latches_of(spec) is not None else None
+    return _facts(spec, tasks[0]), flow, operations.history(session, claim) if has_history else None, now
+
+
+def _flow_facts(flow: Around) -> dict[str, Any]:
+    nodes = {name: [node_facts(node) for node in getattr(flow, name)] for name in ("before", "after")}
+    return {"batch": flow.batch, **nodes, "left_out": flow.left_out}
+
+
+def _print_flow(flow: Around) -> None:
+    if flow.batch is not None:
+        say(f"\nBatch: {flow.batch}")
+    for heading, nodes in (("Waits for, or has waited for", flow.before), ("Waits for this task", flow.after)):
+        if nodes:
+            say(f"\n{heading}:")
+        for node in nodes:
+            say(f"  {node.label}: {states_text(node.states)}")
+    if flow.left_out:
+        say(f"  {flow.left_out:,} more tasks are not shown.")
 
 
 def _print_past(past: Sequence[PastAttempt]) -> None:

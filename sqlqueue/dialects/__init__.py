@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql import KeyText, UTCDateTime, utcdefault, utcnow
+from ..sql import KeyText, UTCDateTime, either, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .inspection import Types
@@ -58,6 +58,15 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:  # str(statement), for display
         return f"utcnow{compiler.process(element.clause_expr, **kw)}"
     compiled: str = compiler.process(adapter_for(compiler.dialect).types.now(element.seconds), **kw)
+    return compiled
+
+
+@compiles(either)
+def _compile_either(element: either, compiler: Any, **kw: Any) -> str:
+    nesting, leading = element.clauses
+    is_display = compiler.dialect.name == StrCompileDialect.name
+    nests = is_display or adapter_for(compiler.dialect).rows.nests_with
+    compiled: str = compiler.process(nesting if nests else leading, **kw)
     return compiled
 
 

@@ -113,6 +113,8 @@ class Rows(ABC):
     """Whether a list of tuples uses an index."""
     pads_lists: ClassVar[bool] = False
     """Whether the server keeps a plan for each text, so that lists should have few different lengths."""
+    nests_with: ClassVar[bool] = True
+    """Whether a subquery may begin with WITH."""
     names_rows: ClassVar[bool] = True
     """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
 

@@ -10,16 +10,13 @@ from .error_groups import LAST, ErrorGroup, errors, in_error_group
 from .flows import (
     BatchInfo,
     BatchProgress,
-    FlowEdge,
-    FlowNode,
-    Graph,
     batches,
     cancel_batch,
-    graph,
     member_of,
     predecessors,
     progress,
 )
+from .graphs import Around, FlowEdge, FlowNode, Graph, around, graph
 from .history import (
     Bucket,
     Durations,

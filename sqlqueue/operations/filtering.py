@@ -21,6 +21,7 @@ from .._support.errors import ArgumentError
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import is_abandoned, is_in_error_group, state, utcnow
+from .flows import member_of
 
 # -- parsers of user input: durations, keys and column values ---------------------------------------------------------
 
@@ -132,6 +133,7 @@ def criteria(
     ids: Sequence[str] | None = None,
     error: str | None = None,
     error_group: str | None = None,
+    batch: str | None = None,
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
     since: datetime | None = None,
@@ -150,6 +152,7 @@ def criteria(
         *([of_keys(spec, ids)] if ids else []),
         *([spec["error"].like(error)] if error is not None else []),
         *([is_in_error_group(spec, error_group)] if error_group is not None else []),
+        *([member_of(spec.entity, batch)] if batch is not None else []),
         *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
         *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
         *([spec["created_at"] >= since] if since is not None else []),

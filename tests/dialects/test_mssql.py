@@ -17,7 +17,14 @@ from sqlalchemy.dialects import mssql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ArgumentError, QueueMixin, QueueSession, UnsupportedDialectError, UnsupportedIsolationError
+from sqlqueue import (
+    ArgumentError,
+    QueueMixin,
+    QueueSession,
+    UnsupportedDialectError,
+    UnsupportedIsolationError,
+    member_of,
+)
 from sqlqueue.diagnostics.drift import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.mssql import is_narrow
@@ -25,6 +32,7 @@ from sqlqueue.sql import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import answering, recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
+from tests.support.flows import Page
 from tests.support.models import Base, Chore, DataBase, Document, Listing, QueuePause, Report, Seat, Slot, Task
 
 
@@ -241,6 +249,11 @@ def test_a_table_without_the_primary_key_that_hints_name(model: Any, number: int
     assert all(f"(error {number})" in message for _, _, message, _ in findings)
     assert [code for _, code, *_ in findings] == ["key-index"] * len(fixes)
     assert [fix for *_, fix in findings] == fixes
+
+
+def test_no_subquery_begins_with_with() -> None:
+    found = str(select(Page.id).where(member_of(Page, "import 7")).compile(dialect=mssql.dialect()))
+    assert (found[:4], found.count("WITH")) == ("WITH", 1)
 
 
 def test_narrow_keys_are_not_looked_up_by_index_with_pymssql() -> None:

@@ -1,0 +1,204 @@
+"""The commands that show batches and workflows, and open events: ``batches``, ``batch``, ``open``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from .. import operations
+from .._support.texts import key_text
+from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, spoken
+from ..queue.spec import QueueSpec
+from ..sql import utcnow
+from ._options import AsJson, Queues
+from ._output import complain, facts, plain, print_json, print_record, print_table, refusal, say
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of the batch.")]
+EventKey = Annotated[str, typer.Argument(metavar="KEY", help="The key of the event.")]
+Ended = Annotated[bool, typer.Option("--all", help="Also those that have ended.")]
+Most = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum number of batches.")]
+AsMermaid = Annotated[bool, typer.Option("--mermaid", help="Print the graph in the language of Mermaid, and no more.")]
+Payload = Annotated[
+    str | None,
+    typer.Option("--payload", metavar="JSON", help="A value for the handlers, which session.event() returns."),
+]
+_FACTS = ("key", "created_at", "opened_at", "broken_at", "sealed", "unfinished")
+
+
+def batches(queues: Queues, *, ended: Ended = False, limit: Most = 20, as_json: AsJson = False) -> None:
+    """Show the batches and workflows that have not ended, the oldest first.
+
+        sqlqueue batches --url postgresql+psycopg://me@host/shop shop.models:Base
+
+    "unfinished" counts the members that are not final, "failed" those that were discarded or cancelled. With --all, the
+    batches that have ended follow, the last to end first.
+
+    With --json: an array of objects with key, created_at, opened_at (when it had ended, else null), broken_at (when a
+    member had failed, else null), sealed (false if it takes further members), unfinished and failed.
+
+    Exit status: 0, even without batches; 2 for bad usage or a database that does not respond.
+    """
+    spec = _flow(queues)
+    found, now = queues.transact(
+        lambda session: (operations.batches(session, spec.entity, ended=ended, limit=limit + 1), _now(session, spec)),
+        spec,
+    )
+    shown = found[:limit]
+    if as_json:
+        print_json([facts(each, *_FACTS, "failed") for each in shown])
+    elif shown:
+        rows = [[each.key, each.unfinished, each.failed, spoken(now - each.created_at), _state(each)] for each in shown]
+        print_table(["Batch", "unfinished", "failed", "age", "state"], rows, numbers=3)
+    else:
+        say("There are no batches." if ended else "There are no batches that have not ended.")
+    if len(found) > limit:
+        complain("There are more: --limit shows them.")
+
+
+def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson = False) -> None:
+    """Show a batch or workflow: how its members have ended, its tasks, and what waits for what.
+
+        sqlqueue batch --url postgresql+psycopg://me@host/shop shop.models:Base 'import 7'
+        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Page --batch 'import 7'
+
+    More than 12 tasks that wait for the same are one line. At most 200 lines are shown, failed and running tasks first;
+    the tasks that are left out are counted.
+
+    With --json: an object of key, created_at, opened_at (when it had ended, else null), broken_at (when a member had
+    failed, else null), sealed (false if it takes further members), unfinished, completed, discarded, cancelled,
+    skipped (members that were not needed), total, nodes, edges and left_out (the number of tasks). A node has name,
+    label, model, id (of a single task), key (of an event, or of another batch) and states, an object of numbers; an
+    edge has source, target (names of nodes) and when. null if there is no such batch.
+
+    Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
+    """
+    if mermaid and as_json:
+        raise refusal("--mermaid cannot be combined with --json")
+    spec = _flow(queues)
+
+    def read(session: Session) -> tuple[BatchProgress | None, Graph | None]:
+        return operations.progress(session, spec.entity, key), operations.graph(session, spec.entity, key)
+
+    found, drawn = queues.transact(read, spec)
+    if found is None or drawn is None:
+        if as_json:
+            print_json(None)
+        else:
+            say(f"There is no batch {key}.")
+    elif mermaid:
+        say(drawn.mermaid())
+    elif as_json:
+        print_json(_whole(found, drawn))
+    else:
+        _print(found, drawn)
+
+
+def open_(queues: Queues, key: EventKey, payload: Payload = None, as_json: AsJson = False) -> None:
+    """Open an event: the tasks that wait for it start, and later ones do not wait.
+
+        sqlqueue open --url postgresql+psycopg://me@host/shop shop.models:Base label:7 --payload '{"url": "..."}'
+
+    The first one wins: an event that is open already is left unchanged.
+
+    With --json: an object of key and changed (false if it was open already).
+
+    Exit status: 0, changed or not; 2 for bad usage, the key of a batch, or a database that does not respond.
+    """
+    spec = _flow(queues)
+    try:
+        value = None if payload is None else json.loads(payload)
+    except ValueError as error:
+        raise refusal(f"{payload!r} is not JSON: {error}") from error
+    changed = queues.transact(lambda session: operations.open_event(session, spec.entity, key, value), spec)
+    if as_json:
+        print_json({"key": key, "changed": changed})
+    else:
+        say(f"{key} is open." if changed else f"{key} was open already: nothing is changed.")
+
+
+def _flow(queues: Queues) -> QueueSpec:
+    """Return a queue whose tasks can be in batches."""
+    found = queues.chosen
+    flows = [spec for spec in found if spec.has_latches]
+    if not flows:
+        raise refusal(
+            f"the queues have no batches: derive {', '.join(e.entity.__name__ for e in found)} from FlowMixin"
+        )
+    return flows[0]
+
+
+def _now(session: Session, spec: QueueSpec) -> datetime:
+    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    return now
+
+
+def _state(found: BatchInfo | BatchProgress) -> str:
+    state = "unfinished" if found.opened_at is None else "ended"
+    state = state if found.sealed else f"{state}, not sealed"
+    return state if found.broken_at is None else f"{state}, with failures"
+
+
+def _whole(found: BatchProgress, drawn: Graph) -> dict[str, Any]:
+    return {
+        **facts(found, *_FACTS, "completed", "discarded", "cancelled", "skipped", "total"),
+        "nodes": [node_facts(node) for node in drawn.nodes],
+        "edges": [edge._asdict() for edge in drawn.edges],
+        "left_out": drawn.left_out,
+    }
+
+
+def node_facts(node: FlowNode) -> dict[str, Any]:
+    """Return a node as ``--json`` prints it."""
+    entity = node.entity
+    return {
+        **facts(node, "name", "label"),
+        "model": None if entity is None else f"{entity.__module__}.{entity.__qualname__}",
+        "id": None if node.identity is None else key_text(node.identity),
+        "key": node.key,
+        "states": dict(node.states),
+    }
+
+
+def states_text(states: Mapping[str, int]) -> str:
+    """Return a text such as ``completed``, or ``3 completed, 2 waiting``."""
+    if sum(states.values()) == 1:
+        return next(iter(states))
+    return ", ".join(f"{number:,} {state}" for state, number in states.items())
+
+
+def _print(found: BatchProgress, drawn: Graph) -> None:
+    ends = {name: getattr(found, name) for name in ("unfinished", "completed", "discarded", "cancelled", "skipped")}
+    told = {
+        "batch": found.key,
+        "state": _state(found),
+        "created": found.created_at,
+        "failed": found.broken_at,
+        "ended": found.opened_at,
+        "members": states_text({name: number for name, number in ends.items() if number}) if found.total else "none",
+    }
+    shown = [(name, plain(value, lines=False)) for name, value in told.items() if value is not None]
+    print_record(shown, texts=["members"])
+    if drawn.nodes:
+        say("")
+        labels = {node.name: node.label for node in drawn.nodes}
+        nodes = [node for layer in drawn.layers for node in layer]
+        rows = [[node.label, states_text(node.states), _after(node, drawn, labels)] for node in nodes]
+        print_table(["Task", "state", "after"], rows, texts=["state", "after"])
+    if drawn.left_out:
+        say(f"\n{drawn.left_out:,} more tasks are not shown: there would be more than 200 lines.")
+
+
+def _after(node: FlowNode, drawn: Graph, labels: Mapping[str, str]) -> str:
+    return named([labels[edge.source] for edge in drawn.edges if edge.target == node.name])
+
+
+def named(labels: Sequence[str], most: int = 3) -> str:
+    """Return the first labels, and how many there are besides."""
+    rest = len(labels) - most
+    return ", ".join([*labels[:most], *([f"and {rest} more"] if rest > 0 else [])])

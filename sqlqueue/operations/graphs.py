@@ -1,0 +1,298 @@
+"""Graphs of batches and workflows: what waits for what."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import and_, null, or_, select
+
+from .._support.errors import Claim
+from .._support.texts import key_text
+from ..model.declaration import QueueMixin
+from ..queue.spec import Identity
+from ..sql import is_waiting, only
+from ..transaction import AnySession, is_restricted, row_of, session_of, within
+from .flows import TaskKin, batch_row, below, condition, groups_of, read, shown_state
+from .latches import COMPLETED, EVENT, Latches
+from .placing import PART, THEN, flow_spec
+
+LARGEST_GROUP, MOST_NODES, MOST_AROUND = 12, 200, 24
+"""Tasks with the same predecessors and successors are one node if there are more; the most nodes of a graph, and those
+before or after one task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowNode:
+    """A node of a graph: a task; several tasks with the same predecessors and successors; or an event or another batch
+    that is in the batch, or that a task waits for."""
+
+    name: str
+    """A short name within the graph."""
+    label: str
+    entity: type[QueueMixin] | None
+    """The model of the tasks; ``None`` for an event or a batch."""
+    identity: Identity | None
+    """The primary key of a single task."""
+    key: str | None
+    """The key of an event or a batch."""
+    states: Mapping[str, int]
+    """The number of tasks in each state, in which ``skipped`` is one; an event is ``closed`` or ``open``, a batch
+    ``unfinished``, ``failed`` or ``ended``."""
+
+
+class FlowEdge(NamedTuple):
+    """The tasks of ``target`` wait for those of ``source``."""
+
+    source: str
+    target: str
+    when: str
+    """Until these are ``completed``, one of them has ``failed``, or they are ``final``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The tasks of a batch, and what waits for what."""
+
+    key: str
+    nodes: Sequence[FlowNode]
+    edges: Sequence[FlowEdge]
+    left_out: int
+    """The number of tasks that are not shown, because there would be more than 200 nodes.  Failed and running ones are
+    shown first."""
+
+    @property
+    def layers(self) -> list[list[FlowNode]]:
+        """The nodes by the length of the longest path to them."""
+        before = defaultdict[str, list[str]](list)
+        for edge in self.edges:
+            before[edge.target].append(edge.source)
+        depths: dict[str, int] = {}
+        todo = [node.name for node in reversed(self.nodes)]
+        while todo:
+            missing = [each for each in before[todo[-1]] if each not in depths]
+            if missing:
+                todo += missing
+            else:
+                name = todo.pop()
+                depths[name] = max((depths[each] + 1 for each in before[name]), default=0)
+        found: list[list[FlowNode]] = [[] for _ in {*depths.values()}]
+        for node in self.nodes:
+            found[depths[node.name]].append(node)
+        return found
+
+    def mermaid(self) -> str:
+        """Return the graph as a flowchart in the language of Mermaid."""
+        lines = ["flowchart LR"]
+        for node in self.nodes:
+            states = ", ".join(f"{number:,} {name}" for name, number in node.states.items())
+            told = next(iter(node.states)) if sum(node.states.values()) == 1 else states
+            left, right = ("([", "])") if node.entity is None else ("[", "]")
+            lines.append(f'    {node.name}{left}"{_quoted(node.label)}<br/>{told}"{right}')
+        for edge in self.edges:
+            condition = "" if edge.when == COMPLETED else f"|{edge.when}|"
+            lines.append(f"    {edge.source} -->{condition} {edge.target}")
+        if self.left_out:
+            lines.append(f'    more["{self.left_out:,} more tasks are not shown"]')
+        return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` so that Mermaid shows it as it is."""
+    return re.sub(r"[^\w ,.:()/-]", lambda found: f"#{ord(found[0])};", text)
+
+
+def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | None:
+    """Return the tasks of a batch, its callbacks among them, and what waits for what; ``None`` if there is no such
+    batch.
+
+    ``entity``: a model of the queues with which it shares the table of latches.  More than 12 tasks that wait for the
+    same and for which the same waits are one node, with the number of tasks in each state; at most 200 nodes are
+    returned, and the tasks of others are counted.  Indexes find the tasks, all of which are counted.  A session with
+    criteria or row-level security shows the tasks that it sees, and no batch without one.
+    """
+    session, spec = session_of(session), flow_spec(entity)
+    latches = Latches.of(session, spec)
+    if batch_row(latches, key) is None:
+        return None
+    members = below(latches, [key], through=False)
+    groups = dict(groups_of(latches, [*members, f"{key}{THEN}"]))
+    if not groups and any(is_restricted(session, latches.adapter, each) for each in latches.flows.values()):
+        return None
+    awaited = {each.waits_for for each in groups if each.waits_for is not None}
+    others = below(latches, [each for each in awaited if PART in each and each not in members], through=False)
+    if outside := others.keys() - members.keys():  # the latches of tasks that are in no batch
+        groups.update(groups_of(latches, outside))
+    parts = {**members, **others}
+    nodes = _Nodes(latches, groups, MOST_NODES)
+    nodes.add_keys({*awaited, *(each for some in parts.values() for each in some)} - {key})
+    nodes.add_tasks()
+    inner = {*members, *(each for some in members.values() for each in some)}
+    edges = nodes.edges(parts, inner, key)
+    return Graph(key=key, nodes=nodes.all, edges=edges, left_out=nodes.left_out)
+
+
+class Around(NamedTuple):
+    """What a task waits for, or has waited for, and what still waits for it."""
+
+    batch: str | None
+    """The key of the batch to which it belongs."""
+    before: Sequence[FlowNode]
+    after: Sequence[FlowNode]
+    left_out: int
+    """The number of tasks that are not shown."""
+
+
+def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
+    """Return what is around a task in graphs; ``None`` if there is no such task, or it waits for nothing and is in no
+    batch."""
+    own, identity = row_of(task)
+    session = session_of(session)
+    latches = Latches.of(session, flow_spec(own.entity))
+    named = within(session, own, [own.key(identity)])
+    found = latches.adapter.rows.values(session, own, named, [own["waits_for"], own["reports_to"]])
+    if found is None or found == [None, None]:
+        return None
+    awaited, latch = found
+    parts = {} if awaited is None else below(latches, [awaited], through=False)
+    before = _Nodes(latches, dict(groups_of(latches, parts)), MOST_AROUND)
+    before.add_keys({each for each in (awaited, *(each for some in parts.values() for each in some)) if each})
+    before.add_tasks()
+    after = _Nodes(latches, {} if latch is None else _waiters(latches, latch), MOST_AROUND)
+    after.add_tasks()
+    return Around(_batch_of(latches, latch), before.all, after.all, before.left_out + after.left_out)
+
+
+def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
+    """Return the tasks that wait for the tasks of a latch alone, or for these and others."""
+    c, rows = latches.c, latches.adapter.rows
+    linked = read(latches, latches.spec, select(c.reports_to).where(c.waits_for == latch, c.reports_to.is_not(None)))
+    ids = [latch, *(key for (key,) in linked)]
+    return dict(
+        each
+        for spec in latches.flows.values()
+        for each in groups_of(latches, ids, spec, and_(is_waiting(spec), rows.one_of(spec, spec["waits_for"], ids)))
+    )
+
+
+def _batch_of(latches: Latches, latch: str | None) -> str | None:
+    c = latches.c
+    while latch is not None and PART in latch:
+        if not latch.startswith(PART):
+            return latch.partition(PART)[0]
+        (latch,) = next(iter(read(latches, latches.spec, select(c.reports_to).where(c.id == latch))), (None,))
+    return latch
+
+
+class _Nodes:
+    """The nodes of groups of tasks, the most urgent ones if there are too many."""
+
+    def __init__(self, latches: Latches, groups: Mapping[TaskKin, Counter[str]], most: int) -> None:
+        self.all: list[FlowNode] = []
+        self.left_out = 0
+        self._latches = latches
+        self._groups = groups
+        self._most = most
+        self._by_latch = defaultdict[str, list[FlowNode]](list)
+        self._by_group: dict[TaskKin, list[FlowNode]] = {}
+
+    def add_keys(self, latches: Collection[str]) -> None:
+        """Add those of these latches that are events and batches."""
+        c, rows, spec = self._latches.c, self._latches.adapter.rows, self._latches.spec
+        keys = [each for each in latches if PART not in each]
+        asked = select(c.id, c.sealed, c.opened_at, c.broken_at).where(rows.one_of(spec, c.id, keys)).order_by(c.id)
+        for key, sealed, opened, broken in read(self._latches, spec, asked) if keys else ():
+            before, after = ("closed", "open") if sealed == EVENT else ("unfinished", "ended")
+            state = "failed" if broken is not None else before if opened is None else after
+            self._add(key, label=key, entity=None, identity=None, key=key, states={state: 1})
+
+    def add_tasks(self) -> None:
+        """Add the tasks, as far as there is room."""
+        number, shown = len(self.all), list[TaskKin]()
+        for group in sorted(self._groups, key=lambda each: (_urgency(self._groups[each]), _place(each))):
+            size = self._groups[group].total()
+            size = size if size <= LARGEST_GROUP else 1
+            if number + size <= self._most:
+                number += size
+                shown.append(group)
+        tasks = self._tasks([each for each in shown if self._groups[each].total() <= LARGEST_GROUP])
+        for group in sorted(shown, key=_place):
+            self._by_group[group] = list(self._draw(group, tasks[group]))
+        self.left_out = sum(states.total() for group, states in self._groups.items() if group not in self._by_group)
+
+    def edges(self, parts: Mapping[str, Sequence[str]], inner: Collection[str], key: str) -> list[FlowEdge]:
+        """Return the edges.  ``parts``: the latches on which each latch depends; ``inner``: those of members of the
+        batch with this ``key``, for all of which its callbacks wait."""
+        found = [
+            FlowEdge(source.name, target.name, group.when or COMPLETED)
+            for group, nodes in self._by_group.items()
+            if group.waits_for not in (None, key)
+            for latch in _sources(parts, str(group.waits_for))
+            for source in self._by_latch[latch]
+            for target in nodes
+        ]
+        with_others = {edge.source for edge in found}
+        ends = [node for latch in inner for node in self._by_latch[latch] if node.name not in with_others]
+        return found + [
+            FlowEdge(source.name, target.name, group.when or COMPLETED)
+            for group, nodes in self._by_group.items()
+            if group.waits_for == key
+            for target in nodes
+            for source in ends
+        ]
+
+    def _add(self, latch: str, **values: Any) -> FlowNode:
+        node = FlowNode(name=f"n{len(self.all) + 1}", **values)
+        self.all.append(node)
+        self._by_latch[latch].append(node)
+        return node
+
+    def _tasks(self, groups: Sequence[TaskKin]) -> Mapping[TaskKin, Sequence[tuple[Identity, str]]]:
+        """Return the keys and states of the tasks of these groups."""
+        found = defaultdict[TaskKin, list[Any]](list)
+        for spec in {each.spec: None for each in groups}:
+            latch, awaited, when, status = (spec[r] for r in ("reports_to", "waits_for", "waits_when", "status"))
+            chosen = or_(*(and_(latch == g.reports_to, awaited == g.waits_for) for g in groups if g.spec is spec))
+            columns = (latch, awaited, when, status, spec["task"] if "task" in spec.columns else null())
+            asked = select(*columns, *spec.primary_key).select_from(spec.mapper.persist_selectable)
+            asked = asked.where(only(spec, *within(self._latches.session, spec, (chosen,)))).order_by(*spec.primary_key)
+            for reports, waits, cause, state, function, *key in read(self._latches, spec, asked):
+                group = TaskKin(spec, reports, waits, condition(waits, cause), function)
+                found[group].append((tuple(key), shown_state(state, cause)))
+        return found
+
+    def _draw(self, group: TaskKin, tasks: Sequence[tuple[Identity, str]]) -> Iterator[FlowNode]:
+        values = {"entity": group.spec.entity, "key": None}
+        name, states = group.function or group.spec.entity.__name__, self._groups[group]
+        latch = group.reports_to or ""
+        if states.total() > LARGEST_GROUP:
+            label = f"{states.total():,} tasks of {name}"
+            yield self._add(latch, label=label, identity=None, states=dict(states), **values)
+        else:
+            for key, state in tasks:
+                yield self._add(latch, label=f"{name} {key_text(key)}", identity=key, states={state: 1}, **values)
+
+
+def _sources(parts: Mapping[str, Sequence[str]], latch: str) -> Collection[str]:
+    found, todo = dict[str, None](), [latch]
+    while todo:
+        each = todo.pop()
+        found[each] = None
+        todo += [part for part in parts.get(each, ()) if part not in found]
+    return found
+
+
+def _urgency(states: Counter[str]) -> int:
+    """Return the order in which groups are shown: failures first, then what runs or could, what waits, and the rest."""
+    failed, ended = states["discarded"] + states["cancelled"], states["completed"] + states["skipped"]
+    return 0 if failed else 1 if states.total() > ended + states["waiting"] else 2 if states["waiting"] else 3
+
+
+def _place(group: TaskKin) -> tuple[Any, ...]:
+    """Return a place in an order in which tasks that were added earlier come first, and callbacks last."""
+    parts = (re.split(r"(\d+)", key or "") for key in (group.waits_for, group.reports_to))
+    numbers = ([(each.isdigit(), int(each) if each.isdigit() else 0, each) for each in key] for key in parts)
+    return ((group.reports_to or "").endswith(THEN), *numbers, group.spec.name, group.when or "", group.function or "")

@@ -1,0 +1,105 @@
+"""The commands that show batches and workflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cli.invoking import called, told
+from tests.support.flows import Note, Page, sync_flow
+from tests.support.harness import Database
+
+__all__ = ["sync_flow"]
+
+pytestmark = pytest.mark.one_engine
+
+
+@pytest.fixture
+def filled(sync_flow: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setenv("COLUMNS", "80")
+    for key in ("import 7", "import 8"):
+        with sync_flow.begin() as session, session.batch(key) as batch:
+            first = batch.add(Page(name="first"))
+            batch.add(Page, [{} for _ in range(13)], after=first)
+            batch.then(Note(name="end"))
+    with sync_flow.begin() as session:
+        session.discard(session.claim(Page), "boom")
+    sync_flow.committed.advance(Page)
+    return sync_flow
+
+
+def tell(db: Database, command: str, *arguments: str, model: str = "Flow") -> Any:
+    return told(db, command, *arguments, target=f"tests.support.flows:{model}")
+
+
+def test_batches(filled: Database) -> None:
+    found = tell(filled, "batches", "--json")
+    assert [(each["key"], each["unfinished"], each["sealed"]) for each in found] == [("import 8", 14, True)]
+    first, *rest = tell(filled, "batches", "--all").splitlines()
+    assert first.split() == ["Batch", "unfinished", "failed", "age", "state"]
+    assert [line.split()[:4] for line in rest] == [["import", "8", "14", "0"], ["import", "7", "0", "14"]]
+    assert rest[1].endswith("ended, with failures")
+    result = called(filled, "batches", "--all", "-n", "1", target="tests.support.flows:Flow")
+    assert result.stderr == "There are more: --limit shows them.\n"
+    assert all(len(line) <= 80 for line in (first, *rest))
+
+
+def test_a_batch(filled: Database) -> None:
+    lines = tell(filled, "batch", "import 7").splitlines()
+    assert [" ".join(line.split()) for line in lines[-4:]] == [
+        "Task state after",
+        "Page 14 discarded",  # rows in bulk are inserted first
+        "13 tasks of Page 13 cancelled Page 14",
+        "Note 1 cancelled 13 tasks of Page",
+    ]
+    assert "members  1 discarded, 13 cancelled" in lines
+    found = tell(filled, "batch", "import 8", "--json")
+    assert (found["total"], found["unfinished"], found["opened_at"], found["left_out"]) == (14, 14, None, 0)
+    model = f"{Page.__module__}.Page"
+    assert found["nodes"][1] == {
+        "name": "n2",
+        "label": "13 tasks of Page",
+        "model": model,
+        "id": None,
+        "key": None,
+        "states": {"waiting": 13},
+    }
+    assert found["edges"][0] == {"source": "n1", "target": "n2", "when": "completed"}
+    assert tell(filled, "batch", "import 8", "--mermaid").startswith("flowchart LR\n")
+    assert tell(filled, "batch", "nothing", "--json") is None
+
+
+def test_tasks_of_a_batch(filled: Database) -> None:
+    assert tell(filled, "list", "--batch", "nothing", "--json", model="Page") == []
+    assert len(tell(filled, "list", "--batch", "import 8", "--json", model="Page")) == 14
+    assert [each["total"] for each in tell(filled, "stats", "--batch", "import 8", "--json")] == [0, 14]
+    for command, number in (("retry", 1), ("cancel", 14)):
+        changed = tell(filled, command, "--batch", "import 7", "--yes", "--json", model="Page")
+        assert (command, changed["tasks"]) == (command, number)
+    number = tell(filled, "discard", "--batch", "import 8", "--reason", "no", "--yes", "--json", model="Page")["tasks"]
+    assert number == 14
+    result = called(filled, "list", "--batch", "x")
+    assert (result.exit_code, "Task cannot be in a batch" in result.output) == (2, True)
+
+
+def test_a_task_shows_what_it_waits_for_and_what_waits_for_it(filled: Database) -> None:
+    page = next(each for each in tell(filled, "batch", "import 8", "--json")["nodes"] if each["id"])["id"]
+    shown = tell(filled, "show", page, "--json", model="Page")["flow"]
+    assert (shown["batch"], shown["before"], shown["left_out"]) == ("import 8", [], 0)
+    assert [(each["label"], each["states"]) for each in shown["after"]] == [("13 tasks of Page", {"waiting": 13})]
+    text = tell(filled, "show", page, model="Page")
+    assert "\nBatch: import 8\n\nWaits for this task:\n  13 tasks of Page: 13 waiting\n" in text
+    (note,) = tell(filled, "list", "--status", "waiting", "--json", model="Note")
+    text = tell(filled, "show", note["key"], model="Note")
+    assert "Waits for, or has waited for:\n  import 8: unfinished\n  Page 28: available\n" in text
+
+
+def test_open_an_event(filled: Database) -> None:
+    filled.committed.enqueue(Note(name="label"), after="label:7")
+    assert tell(filled, "open", "label:7", "--payload", '{"url": 1}') == "label:7 is open.\n"
+    assert tell(filled, "open", "label:7", "--json") == {"key": "label:7", "changed": False}
+    assert filled.committed.event(Page, "label:7").payload == {"url": 1}
+    for arguments in (["import 7"], ["x", "--payload", "{"]):
+        result = called(filled, "open", *arguments, target="tests.support.flows:Flow")
+        assert result.exit_code == 2, result.output
