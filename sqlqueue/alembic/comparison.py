@@ -129,7 +129,10 @@ def of_queue(
         columns, status = [each.column for each in added], spec["status"].name
         adoption = _adoption(status, spec["available_at"].name, options)
         is_adopted = any(column.name == status for column in columns)
-        yield AddQueueColumnsOp(op.table_name, columns, adoption if is_adopted else None, schema=op.schema)
+        waiting = None if is_adopted else _ending(spec, columns)
+        yield AddQueueColumnsOp(
+            op.table_name, columns, adoption if is_adopted else None, waiting=waiting, schema=op.schema
+        )
     if changed:
         yield SetDefaultsOp(op.table_name, changed, schema=op.schema)
     rest = [each for each in op.ops if each not in (*added, *dropped, *changed)]
@@ -138,7 +141,17 @@ def of_queue(
     yield from _rest(op, rest, {str(index.name) for index in queue_indexes(spec)} if concurrently else ())
     if dropped:
         columns = [each.to_column() for each in reversed(dropped)]
-        yield AddQueueColumnsOp(op.table_name, columns, None, schema=op.schema).reverse()
+        waiting = _ending(spec, columns)
+        yield AddQueueColumnsOp(op.table_name, columns, None, waiting=waiting, schema=op.schema).reverse()
+
+
+def _ending(spec: QueueSpec, columns: Sequence[Column[Any]]) -> Mapping[str, str] | None:
+    """Return the columns that end the tasks that wait for others, by role, if ``columns`` say what for."""
+    waits_for = spec["waits_for"].name if spec.has_latches else "waits_for"
+    if waits_for not in {column.name for column in columns}:
+        return None
+    roles = ["status", "finished_at", *(["former_key", "unique_key"] if spec.has_unique_keys else [])]
+    return {role: spec[role].name for role in roles}
 
 
 def _roles() -> set[str]:

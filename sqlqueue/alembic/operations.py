@@ -38,6 +38,7 @@ from .rendering import (
     SourceDefault,
     chosen,
     chosen_text,
+    current_time,
     dialect_in,
     engines_of,
     folded,
@@ -146,11 +147,19 @@ class AddQueueColumnsOp(MigrateOperation):
     """Adds columns of a queue; with an ``adoption``, the columns that turn the table into a queue."""
 
     def __init__(
-        self, table_name: str, columns: Sequence[Column[Any]], adoption: Adoption | None, *, schema: str | None
+        self,
+        table_name: str,
+        columns: Sequence[Column[Any]],
+        adoption: Adoption | None,
+        *,
+        waiting: Mapping[str, str] | None = None,
+        schema: str | None,
     ) -> None:
         self.table_name = table_name
         self.columns = columns
         self.adoption = adoption
+        self.waiting = waiting
+        """The columns that end the tasks that wait for others before these columns are dropped, by role."""
         self.schema = schema
 
     def reverse(self) -> DropQueueColumnsOp:
@@ -280,6 +289,8 @@ _DROPS = (DropQueueColumnsOp, DropColumnOp, DropIndexOp, DropTableOp)
 
 def _is_portable(op: MigrateOperation) -> bool:
     """Return whether ``op`` is rendered alike for all engines: it only drops something."""
+    if isinstance(op, DropQueueColumnsOp) and op.addition.waiting:
+        return False
     return isinstance(op, _DROPS) or (isinstance(op, ModifyTableOps) and all(map(_is_portable, op.ops)))
 
 
@@ -406,6 +417,27 @@ def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColu
     )
 
 
+def _ending(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
+    """Return the statement that cancels the tasks that wait for others, which nothing would ever start."""
+    if op.waiting is None:
+        return []
+    sa, names = sa_prefix(context), op.waiting
+    columns = ", ".join(f"{sa}column({name!r})" for name in names.values())
+    values = {"status": f"{Status.CANCELLED.value!r}", "finished_at": current_time(context)}
+    if "unique_key" in names:
+        values |= {"former_key": f"{sa}column({names['unique_key']!r})", "unique_key": f"{sa}null()"}
+    assigned = ", ".join(f"{names[role]!r}: {value}" for role, value in values.items())
+    return [
+        "# tasks that wait for others are cancelled: nothing would start them",
+        f"{op_prefix(context)}execute(\n"
+        f"    {sa}table({op.table_name!r}, {columns}{_in_schema(op.schema)})\n"
+        "    .update()\n"
+        f"    .where({sa}column({names['status']!r}) == {Status.WAITING.value!r})\n"
+        f"    .values({{{assigned}}})\n"
+        ")",
+    ]
+
+
 @renderers.dispatch_for(DropQueueColumnsOp)
 def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
     columns, table = reversed(op.addition.columns), op.addition.table_name
@@ -415,7 +447,7 @@ def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
         for option, value in adapters()[name].inspection.dropping_defaults.items()
     }
     dropping = "".join(f", {option}={value!r}" for option, value in options.items())
-    lines = []
+    lines = _ending(context, op.addition)
     for has_default, some in groupby(columns, key=lambda each: bool(options) and each.server_default is not None):
         names = tuple(column.name for column in some)
         rest = f"{_in_schema(op.addition.schema)}{dropping if has_default else ''})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlqueue import FlowMixin, QueueMixin, TopicMixin
@@ -73,8 +73,13 @@ def test_a_queue_in_use_gets_batches_and_loses_them(sync_db: Database, project: 
     by_migration = definitions(sync_db, flow.metadata)
     with sync_db.begin() as session:
         assert [task.id for task in session.claim_many(flow, limit=5)] == [1, 2, 3]
+    sync_db.execute(update(flow).where(flow.id == 2).values(status="waiting", waits_for="a"))
 
     here.downgrade("-1")
+    with sync_db.engine.connect() as connection:
+        rows = {row.id: row for row in connection.execute(select(queue))}
+    assert [rows[number].status for number in (1, 2, 3)] == ["running", "cancelled", "running"]
+    assert rows[2].finished_at is not None
     assert _alike(sync_db, definitions(sync_db, queue.metadata)) == _alike(sync_db, as_queue)
     here.downgrade()
     flow.metadata.create_all(sync_db.engine)
