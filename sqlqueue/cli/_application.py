@@ -19,7 +19,7 @@ from ._help import Command, Group
 from .batches import batch, batches, open_
 from .changes import cancel, discard, prune, rerun, retry, run_now
 from .check import check
-from .control import limits, pause, resume, set_limit, workers
+from .control import keys, limits, pause, resume, set_limit, workers
 from .enqueue import enqueue
 from .schedules import schedules
 from .statistics import errors, stats
@@ -48,6 +48,7 @@ _ON_CALL: Sequence[Function] = (
     batches,
     batch,
     open_,
+    keys,
     limits,
     set_limit,
     workers,

@@ -213,7 +213,7 @@ def tasks(number: int, spec: QueueSpec) -> str:
 
 def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:
     """Return pauses as ``--json`` prints them."""
-    return [facts(each, "topic", "paused_at", "paused_by", "reason") for each in found]
+    return [facts(each, "topic", "key", "paused_at", "paused_by", "reason") for each in found]
 
 
 def facts(value: object, *names: str) -> dict[str, Any]:

@@ -13,13 +13,17 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.checks import MOST_AT_ONCE
-from .._support.texts import ascii_text, host_name, readable
+from .._support.texts import ascii_text, host_name, key_text, readable
 from ..model.declaration import LONGEST_NAME
-from ..operations import Limit, Pause, WorkerInfo, check_registered
+from ..operations import KeyState, Limit, Pause, WorkerInfo, check_registered
+from ..operations.control import keyed_column
+from ..operations.filtering import value
+from ..operations.keys import key_state_text
 from ..queue.spec import QueueSpec
+from ..sql import COUNTED
 from ._database import transact
 from ._options import AsJson, Queues, Target, Url, Yes, choice, load, names_of
-from ._output import confirm, facts, pauses, plain, print_json, print_table, refusal, say
+from ._output import complain, confirm, facts, pauses, plain, print_json, print_table, refusal, say
 
 # -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
 
@@ -110,9 +114,68 @@ def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
     return {"queue": spec.name, **facts(found, "key", "limit", "running")}
 
 
+# -- the command `sqlqueue keys` --------------------------------------------------------------------------------------
+
+Most = Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N keys of each queue.")]
+After = Annotated[str | None, typer.Option(metavar="KEY", help="Only keys that come after this one.")]
+
+
+def keys(queues: Queues, *, limit: Most = 100, after: After = None, as_json: AsJson = False) -> None:
+    """Show the keys with waiting tasks: tenants that share a queue, keys with limits, or keys that keep their order.
+
+        sqlqueue keys --url postgresql+psycopg://me@host/shop shop.models:Crawl
+        sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Crawl --key acme
+
+    "ready" counts available tasks, up to 1,000. A key waits if it is paused, if it is full (as many of its tasks run as
+    its limit allows), or if its first task holds it: "discarded 17" waits for sqlqueue retry, and "scheduled 17" until
+    the given time. (none) stands for tasks without a key.
+
+    With --json: an array of objects with queue (its table), key (null for tasks without one), ready, running, weight,
+    limit (null without limits), paused and blocked_by (null, or an object of key, status and until).
+
+    Exit status: 0, even without keys; 2 for bad usage, queues without keys, or a database that does not respond.
+    """
+    specs = [spec for spec in queues.chosen if spec.keyed_by is not None]
+    if not specs:
+        raise refusal(f"the queues have no keys: give {names_of(queues.chosen)} fair=, sequential= or a LimitMixin")
+    if after is not None and len(specs) > 1:
+        raise refusal(f"--after is for one queue: use --queue with one of {names_of(specs)}")
+    found = queues.transact(lambda session: [(spec, _keys(session, spec, limit, after)) for spec in specs])
+    shown = [(spec, each) for spec, some in found for each in some[:limit]]
+    if as_json:
+        print_json([_key_facts(*row) for row in shown])
+    elif shown:
+        headings = ["Key", "ready", "running", "limit", "weight", "state", *(["queue"] if len(specs) > 1 else [])]
+        print_table(headings, [_key_row(*row, named=len(specs) > 1) for row in shown], numbers=4)
+    else:
+        say(f"No key of {names_of(specs)} has waiting tasks.")
+    for spec, some in found:
+        if len(some) > limit:
+            complain(f"There are more keys of {spec.name}: --limit shows them.")
+
+
+def _keys(session: Session, spec: QueueSpec, limit: int, after: str | None) -> list[KeyState]:
+    start = None if after is None else value(keyed_column(spec), after)
+    return operations.keys(session, spec.entity, first=limit + 1, after=start)
+
+
+def _key_row(spec: QueueSpec, each: KeyState, *, named: bool) -> list[object]:
+    ready = f"{each.ready:,}{'+' * (each.ready >= COUNTED)}"
+    key = "(none)" if each.key is None else each.key
+    return [key, ready, each.running, each.limit, each.weight, key_state_text(each), *([spec.name] if named else [])]
+
+
+def _key_facts(spec: QueueSpec, each: KeyState) -> dict[str, Any]:
+    block = each.blocked_by
+    blocked = block and {"key": key_text(block.identity), "status": block.status, "until": block.until}
+    figures = facts(each, "ready", "running", "weight", "limit", "paused")
+    return {"queue": spec.name, "key": each.key, **figures, "blocked_by": blocked}
+
+
 # -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------
 
 Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only this topic. Default: the whole queue.")]
+OneKey = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only this key, see sqlqueue keys.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, for others who find the queue paused.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Default: this account.")]
 
@@ -121,52 +184,54 @@ def pause(
     queues: Queues,
     *,
     topic: Topic = None,
+    key: OneKey = None,
     reason: Reason = None,
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause a queue for all workers, until sqlqueue resume.
+    """Pause a queue for all workers, or a part of it, until sqlqueue resume.
 
         sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Email --reason 'the mail server is down'
+        sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Crawl --key acme
 
     Within seconds, workers stop claiming its tasks; running tasks are not interrupted. Pauses are stored in the table
     of a model that derives from PauseMixin, which the application must have.
 
-    With --json: an object of queue, topic, changed (false if it was already paused) and paused, an array of topic (null
-    for the whole queue), paused_at, paused_by and reason.
+    With --json: an object of queue, topic, key, changed (false if it was already paused) and paused, an array of topic
+    and key (both null for the whole queue), paused_at, paused_by and reason.
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
     who = _account() if by is None else by
-    change = partial(operations.pause, topic=topic, reason=reason, paused_by=who)
-    _change_pause(queues, topic, change, otherwise="It was already paused.", as_json=as_json)
+    change = partial(operations.pause, reason=reason, paused_by=who)
+    _change_pause(queues, topic, key, change, otherwise="It was already paused.", as_json=as_json)
 
 
-def resume(queues: Queues, *, topic: Topic = None, as_json: AsJson = False) -> None:
+def resume(queues: Queues, *, topic: Topic = None, key: OneKey = None, as_json: AsJson = False) -> None:
     """Resume a paused queue.
 
         sqlqueue resume --url postgresql+psycopg://me@host/shop shop.models:Email
 
-    A topic that was paused separately is resumed separately, with --topic.
+    A topic or a key that was paused separately is resumed separately, with --topic or --key.
 
     With --json: the same object as sqlqueue pause; changed is false if it was not paused.
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
-    change = partial(operations.resume, topic=topic)
-    _change_pause(queues, topic, change, otherwise="It was not paused.", as_json=as_json)
+    _change_pause(queues, topic, key, operations.resume, otherwise="It was not paused.", as_json=as_json)
 
 
 def _change_pause(
-    queues: Queues, topic: str | None, change: Callable[..., bool], *, otherwise: str, as_json: bool
+    queues: Queues, topic: str | None, key: str | None, change: Callable[..., bool], *, otherwise: str, as_json: bool
 ) -> None:
     """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
     spec = queues.only
+    part = None if key is None else value(keyed_column(spec), key)
     changed, found = queues.transact(
-        lambda session: (change(session, spec.entity), operations.paused(session, spec.entity))
+        lambda session: (change(session, spec.entity, topic, key=part), operations.paused(session, spec.entity))
     )
     if as_json:
-        print_json({"queue": spec.name, "topic": topic, "changed": changed, "paused": pauses(found)})
+        print_json({"queue": spec.name, "topic": topic, "key": part, "changed": changed, "paused": pauses(found)})
         return
     for each in found:
         say(_pause_text(spec, each))
@@ -177,7 +242,9 @@ def _change_pause(
 
 
 def _pause_text(spec: QueueSpec, found: Pause) -> str:
-    what = spec.name if found.topic is None else f"{spec.name}, topic {found.topic},"
+    part = None if found.key is None else f"key {found.key}"
+    part = part if found.topic is None else f"topic {found.topic}"
+    what = spec.name if part is None else f"{spec.name}, {part},"
     why = f": {found.reason}" if found.reason else ""
     return readable(f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}.")
 

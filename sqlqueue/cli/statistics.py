@@ -131,7 +131,7 @@ def _at_least(figure: object, name: str, found: QueueStats) -> object:
 
 
 def _paused(stops: Iterable[Pause]) -> str:
-    return ", ".join("all" if each.topic is None else each.topic for each in stops)
+    return ", ".join("all" if each.part is None else each.topic or str(each.key) for each in stops)
 
 
 def _named(value: object) -> object:

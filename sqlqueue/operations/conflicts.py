@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
     Column,
     ColumnElement,
+    Float,
     Insert,
     Integer,
     UniqueConstraint,
@@ -33,7 +35,7 @@ from ..dialects.base import Adapter
 from ..dialects.statements import Replacement
 from ..lifecycle.transitions import guarded, is_newer, replace_assignments, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql import UniqueBy, write
+from ..sql import UniqueBy, utcnow, write
 from ..transaction import ledger_of
 
 Row = dict[str, Any]
@@ -172,6 +174,8 @@ class Conflicts:
     version: Column[Any] | None
     scope: Sequence[Criterion]
     """The rows that may be changed."""
+    postponing: tuple[timedelta, timedelta] | None = None
+    """The delay of tasks that are replaced, and the longest one after their first insert."""
 
     def enqueue(self, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, keyed by attribute name, each with the expressions of ``fixed``."""
@@ -242,7 +246,7 @@ class Conflicts:
     def _upsert(self, names: Sequence[str], by: UniqueBy) -> Any:
         """Return the statement that inserts columns ``names`` or handles the conflict; ``None`` if there is none."""
         spec, inserts = self.spec, self.adapter.rows
-        key = (inserts, by, tuple(names), self.on_conflict, self.version)
+        key = (inserts, by, tuple(names), self.on_conflict, self.version, self.postponing)
         return spec.made.get(key, lambda: inserts.upsert(spec, by, self._guarded(self._replacement(names, by))))
 
     def _insert_new(self, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
@@ -286,9 +290,19 @@ class Conflicts:
         given = [name for name in names if name not in keys]
         rerun = self.on_conflict == "rerun"
         changed = _next_version(self.spec) if self.version is not self.spec.mapper.version_id_col else {}
+        changed |= self._postponed()
         return lambda proposed: replace_assignments(
             self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun
         )
+
+    def _postponed(self) -> dict[str, ColumnElement[Any]]:
+        """Return the column with the time of a task that is replaced: after the delay, but not too late."""
+        if self.postponing is None:
+            return {}
+        spec = self.spec
+        delay, most = (literal(each.total_seconds(), Float(53)) for each in self.postponing)
+        passed = self.adapter.types.microseconds(spec["created_at"], utcnow()) * literal_column("0.000001", Float(53))
+        return {spec["available_at"].name: utcnow(case((most - passed < delay, most - passed), else_=delay))}
 
     def _guarded(self, replace: Replacement | None) -> Replacement | None:
         version = self.version

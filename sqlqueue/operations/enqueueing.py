@@ -214,6 +214,8 @@ class EnqueueOptions(NamedTuple):
     copy: bool
     place: Mapping[str, Any] = immutabledict()
     """The attributes that the place of the tasks among others gives them."""
+    max_delay: timedelta | None = None
+    """How long after its first insert a task that is replaced may be delayed at most."""
 
     def placed(self, spec: QueueSpec, place: Place | None) -> EnqueueOptions:
         """Return these options with the place of the tasks, if they have one."""
@@ -231,6 +233,11 @@ class EnqueueOptions(NamedTuple):
             moment, status = spec.attributes["available_at"], spec.attributes["status"]
             values = {moment: utcnow(self.delay), status: Status.SCHEDULED.value}
         return values if self.expires is None else values | expiry(spec, self.expires, self.delay)
+
+    @property
+    def postponing(self) -> tuple[timedelta, timedelta] | None:
+        """The delay and the longest delay of tasks that are replaced; ``None`` without a longest one."""
+        return None if self.delay is None or self.max_delay is None else (self.delay, self.max_delay)
 
     def version_in(self, spec: QueueSpec) -> Column[Any] | None:
         """Return the version column; raise :class:`.ArgumentError` if it is not in the queue's table."""
@@ -273,7 +280,7 @@ def check_rows(spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> Non
     for number, row in enumerate(rows):
         check_attributes(spec, number, row)
         if options.on_conflict != "raise":
-            _check_key(spec, number, row, options.on_conflict)
+            _check_key(spec, number, row, options)
         if version is not None and row.get(version) is None:
             raise ArgumentError(f"row {number}: {version} is missing: it decides whether the row is newer")
         check_free(number, row, fixed)
@@ -305,11 +312,16 @@ def check_free(number: int, row: Row, fixed: Row) -> None:
         raise ArgumentError(f"row {number}: delay= and expires= set the times: leave out {' and '.join(fixed)}")
 
 
-def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
-    if row.keys() >= set(spec.key_names) or spec.has_unique_keys:
-        return
-    needed = ", ".join(sorted(spec.key_names))
-    raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} needs the primary key: give {needed}")
+def _check_key(spec: QueueSpec, number: int, row: Row, options: EnqueueOptions) -> None:
+    has_key, needed = row.keys() >= set(spec.key_names), ", ".join(sorted(spec.key_names))
+    if options.max_delay is not None and (has_key or not spec.has_unique_keys):
+        fix = f"leave out {needed}" if spec.has_unique_keys else f"derive {spec.entity.__name__} from UniqueMixin"
+        raise ArgumentError(
+            f"row {number}: max_delay= counts from the first call with a unique_key, since a row with the same primary"
+            f" key is never new again: {fix}"
+        )
+    if not has_key and not spec.has_unique_keys:
+        raise ArgumentError(f"row {number}: on_conflict={options.on_conflict!r} needs the primary key: give {needed}")
 
 
 # -- enqueues rows with PostgreSQL's COPY -----------------------------------------------------------------------------
@@ -362,6 +374,7 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    max_delay: timedelta | None = None,
     expires: timedelta | None = None,
     after: Awaited | Iterable[Awaited] | None = None,
     when: When = "completed",
@@ -378,6 +391,7 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    max_delay: timedelta | None = None,
     expires: timedelta | None = None,
     after: Awaited | Iterable[Awaited] | None = None,
     when: When = "completed",
@@ -394,6 +408,7 @@ def enqueue(
     on_conflict: OnConflict = "raise",
     version: InstrumentedAttribute[Any] | None = None,
     delay: timedelta | None = None,
+    max_delay: timedelta | None = None,
     expires: timedelta | None = None,
     after: Awaited | Iterable[Awaited] | None = None,
     when: When = "completed",
@@ -415,11 +430,12 @@ def enqueue(
 
     ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back. ``"ignore"``: the
     existing row is left unchanged. ``"replace"``: the row gets the new values, and is reactivated if it waits or is
-    final; if it is running, the run continues and is not repeated.  With ``delay`` this debounces: the last of many
-    calls wins, and its delay counts. ``"rerun"``: like ``"replace"``, but a running task also runs again afterwards:
-    completion makes it ``available``, and notifies workers if the model is a :class:`.UniqueMixin`; otherwise they find
-    it at their next poll.  A task of a :class:`.StageMixin` starts at its first stage.  Rejected for a task that this
-    transaction holds with ``lease=None``.
+    final; if it is running, the run continues and is not repeated. With ``delay`` this debounces: the last of many
+    calls wins, and its delay counts, but the task is due at the latest ``max_delay`` after the first of them, which
+    needs a ``unique_key`` and no primary key. ``"rerun"``: like ``"replace"``, but a running task also runs again
+    afterwards: completion makes it ``available``, and notifies workers if the model is a :class:`.UniqueMixin`;
+    otherwise they find it at their next poll. A task of a :class:`.StageMixin` starts at its first stage. Rejected for
+    a task that this transaction holds with ``lease=None``.
 
     With ``version``, an attribute that every row sets (a number, a time), only newer values change the row: a late
     update changes nothing and causes no run.
@@ -453,9 +469,8 @@ def enqueue(
         raise ArgumentError(f"enqueue({tasks.__name__}, rows): the rows are missing")
     if version is not None and on_conflict not in ("replace", "rerun"):
         raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
-    if delay is not None:
-        duration("delay", delay, zero=True)
-    options = EnqueueOptions(on_conflict, version, delay, expires, copy)
+    _check_delays(delay, max_delay, on_conflict)
+    options = EnqueueOptions(on_conflict, version, delay, expires, copy, max_delay=max_delay)
     placing = Placing(into, after, when, timeout)
     placing.check(alone=on_conflict == "raise" and delay is None and not copy)
     if rows is not None:
@@ -483,6 +498,17 @@ def enqueue(
         shown = [spec.identity_of(task) for task in instances.tasks if is_stored(task) and task in session]
         if on_conflict != "ignore":
             adapter.rows.load(session, spec, shown)
+
+
+def _check_delays(delay: timedelta | None, most: timedelta | None, on_conflict: OnConflict) -> None:
+    if delay is not None:
+        duration("delay", delay, zero=True)
+    if most is None:
+        return
+    if on_conflict not in ("replace", "rerun") or delay is None:
+        raise ArgumentError("max_delay= needs delay=, and on_conflict='replace' or 'rerun': nothing else delays a task")
+    if duration("max_delay", most) < delay:
+        raise ArgumentError(f"max_delay={most!r} is shorter than delay={delay!r}")
 
 
 def _place_rows(session: Session, spec: QueueSpec, rows: list[Row], options: EnqueueOptions, placing: Placing) -> None:
@@ -555,7 +581,7 @@ def _enqueue_rows(
             _insert(session, spec, rows, fixed)
         else:
             version, scope = options.version_in(spec), scope_of(session, spec)
-            conflicts = Conflicts(adapter, session, spec, options.on_conflict, version, scope)
+            conflicts = Conflicts(adapter, session, spec, options.on_conflict, version, scope, options.postponing)
             (conflicts.update if stored else conflicts.enqueue)(rows, fixed)
 
 

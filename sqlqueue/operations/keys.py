@@ -11,9 +11,11 @@ from sqlalchemy import ColumnElement, Select, case, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
+from .._support.texts import key_text
 from ..dialects.base import Adapter
 from ..dialects.statements import LANES
 from ..kinds.limits import slots_of, usage
+from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, spec_of
@@ -75,6 +77,16 @@ class KeyState:
     def is_full(self) -> bool:
         """Whether as many of its tasks run as its limit allows, or more."""
         return self.limit is not None and self.running >= self.limit
+
+
+def key_state_text(state: KeyState) -> str | None:
+    """Return what keeps the tasks of a key from starting, in few words; ``None`` if nothing does."""
+    if state.paused:
+        return "paused"
+    if state.blocked_by is not None:
+        _, status, until = state.blocked_by
+        return f"{status} {key_text(state.blocked_by.identity)}{f' until {moment_text(until)}' if until else ''}"
+    return "full" if state.is_full else None
 
 
 def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, after: Any = None) -> list[KeyState]:

@@ -207,7 +207,7 @@ def test_pause_and_resume(sync_db: Database) -> None:
     assert [(each["topic"], each["paused_by"], each["reason"]) for each in paused["paused"]] == [("news", "ada", "x")]
     assert told(sync_db, "pause", *arguments, target="Mail")["changed"] is False
     resumed = told(sync_db, "resume", *arguments, target="Mail")
-    assert resumed == {"queue": "mail", "topic": "news", "changed": True, "paused": []}
+    assert resumed == {"queue": "mail", "topic": "news", "key": None, "changed": True, "paused": []}
     assert told(sync_db, "resume", *arguments, target="Mail")["changed"] is False
 
 
@@ -223,6 +223,24 @@ def test_limits(sync_db: Database) -> None:
     ]
     with sync_db.begin() as session:
         assert [(each.key, each.limit) for each in session.limits(Visit)] == [("a.org", 1), ("b.org", 2)]
+
+
+def test_keys(sync_db: Database) -> None:
+    sync_db.insert(Visit, [{"limit_key": key} for key in ("a.org", "a.org", "a.org", "b.org", None)])
+    with sync_db.begin() as session:
+        session.claim_many(Visit, Visit.limit_key == "a.org", limit=2)
+    paused = told(sync_db, "pause", "--key", "b.org", "--json", target="Visit")
+    assert (paused["key"], paused["changed"], [each["key"] for each in paused["paused"]]) == ("b.org", True, ["b.org"])
+    same = {"queue": "visit", "ready": 1, "weight": None, "blocked_by": None}
+    free = {**same, "key": None, "running": 0, "limit": None, "paused": False}
+    stopped = {**same, "key": "b.org", "running": 0, "limit": 2, "paused": True}
+    assert told(sync_db, "keys", "--json", target="Visit") == [
+        {**same, "key": "a.org", "running": 2, "limit": 2, "paused": False},
+        stopped,
+        free,
+    ]
+    assert told(sync_db, "keys", "--json", "--after", "a.org", "--limit", "1", target="Visit") == [stopped]
+    assert told(sync_db, "resume", "--key", "b.org", "--json", target="Visit")["changed"] is True
 
 
 def test_why(sync_db: Database) -> None:

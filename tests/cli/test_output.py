@@ -16,7 +16,7 @@ from sqlqueue._support.texts import error_group
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
-from tests.support.models import Chore, Job, Mail, Render, Seat, Task
+from tests.support.models import Chore, Job, Mail, Render, Seat, Task, Transfer
 
 TIMEOUT = "Timeout: [red]x[/]\x1b[31m\n  in line 2"
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
@@ -242,6 +242,7 @@ def test_no_table_is_split_and_no_word_broken(url: str, monkeypatch: pytest.Monk
         "errors": [out("errors", model="Mail")],
         "show": [out("show", "1", model="Chore")],
         "limits": [out("limits", model="Chore")],
+        "keys": [out("keys", model="Chore")],
     }
     for lines in (text.splitlines() for texts in printed.values() for text in texts):
         assert [line for line in lines if len(line) > width and len(line.split()) > 3] == []
@@ -256,6 +257,7 @@ def test_no_table_is_split_and_no_word_broken(url: str, monkeypatch: pytest.Monk
         "errors": LONG.split(),
         "show": [CALL["task"], "tenant-0123456789", "reminder:4711:2026-11-27", *LONG.split()],
         "limits": ["tenant-0123456789"],
+        "keys": ["tenant-0123456789"],
     }
     for command, parts in whole.items():
         assert [part for part in parts if not any(part in text for text in printed[command])] == []
@@ -291,6 +293,25 @@ def test_limits_are_listed_and_set(url: str) -> None:
     assert (asked.exit_code, "this would stop all tasks of visit with the key 'a.org'" in asked.stderr) == (2, True)
     assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
     assert out("set-limit", "a.org", "0", model="Visit").startswith("visit, key a.org: the limit is 0 (it was 0)")
+
+
+def test_keys_are_listed_and_paused(url: str) -> None:
+    assert out("keys", model="Transfer") == "No key of transfer has waiting tasks."
+    dead = {**FAILED, "status": "discarded"}
+    for row in ({**dead, "account": "held"}, {"account": "held"}, {"account": "b"}, {"account": "c"}, {}):
+        put(url, Transfer, row)
+    assert out("pause", "--key", "b", "--by", "ada", model="Transfer").endswith("by ada.")
+    told = run("keys", "--limit", "3", model="Transfer")
+    assert [line.split() for line in told.stdout.splitlines()] == [
+        ["Key", "ready", "running", "limit", "weight", "state"],
+        ["b", "1", "0", "paused"],
+        ["c", "1", "0"],
+        ["held", "1", "0", "discarded", "1"],
+    ]
+    assert "There are more keys of transfer: --limit shows them." in told.stderr
+    assert out("keys", "--after", "held", model="Transfer").splitlines()[1].split() == ["(none)", "1", "0"]
+    assert words(out("stats", model="Transfer")).endswith(" b")
+    assert out("resume", "--key", "b", model="Transfer") == "transfer is not paused."
 
 
 def test_calls_are_listed_and_counted_by_their_function(url: str) -> None:

@@ -113,6 +113,8 @@ def keyed() -> Iterator[tuple[str, Call]]:
             f"{name}, delay)",
             lambda s, k=key: s.enqueue(Listing, [{**k, "version": 7}], on_conflict="replace", delay=MINUTE),
         )
+    key, most = {"unique_key": "a"}, {"delay": MINUTE, "max_delay": 5 * MINUTE}
+    yield "Listing.enqueue(max_delay)", lambda s: s.enqueue(Listing, [key], on_conflict="replace", **most)
     yield "Listing.enqueue(late)", _enqueue_late
     yield "Film.enqueue(rerun)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="rerun")
     yield "Film.enqueue(replace)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="replace")

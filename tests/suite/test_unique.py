@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlqueue import ArgumentError, DuplicateTaskError
 from tests.suite.simultaneous import THREADS, Transaction, simultaneously
 from tests.support.harness import Actor, Database
-from tests.support.models import CreditNote, Invoice, Leaflet, Listing
+from tests.support.models import CreditNote, Document, Invoice, Leaflet, Listing
 from tests.support.rows import TOMORROW, clock, count, end_leases
 
 pytestmark = pytest.mark.sync_only
@@ -189,6 +189,53 @@ def test_debouncing(db: Database, how: str) -> None:
         if number == 2:  # one that is due is put off as well
             with db.engine.begin() as connection:
                 connection.execute(update(Listing.__table__).values(status="available"))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"version": Listing.version}])
+def test_a_task_is_put_off_until_its_longest_delay(db: Database, rows: int, options: dict[str, Any]) -> None:
+    """Whatever calls follow; a new task with the same key starts anew."""
+
+    def call(version: int, delay: timedelta, how: str = "replace") -> list[Any]:
+        given = [{"unique_key": key, "version": version} for key in "ab"[:rows]]
+        db.committed.enqueue(Listing, given, on_conflict=how, delay=delay, max_delay=3 * MINUTE, **options)
+        return listings(db)
+
+    first = call(1, 2 * MINUTE)
+    assert first[0]["available_at"] - first[0]["created_at"] <= 2 * MINUTE + timedelta(seconds=9)
+    with db.engine.begin() as connection:
+        connection.execute(update(Listing.__table__).values(created_at=clock(db) - 2 * MINUTE))
+    begun = [task["created_at"] for task in listings(db)]
+    for version, how in ((2, "replace"), (3, "rerun")):
+        for task, since in zip(call(version, 2 * MINUTE, how), begun, strict=True):
+            assert abs(task["available_at"] - since - 3 * MINUTE) < timedelta(milliseconds=2)
+            assert (task["status"], task["version"], task["created_at"]) == ("scheduled", version, since)
+    shorter = call(4, MINUTE / 2)
+    assert shorter[0]["available_at"] < begun[0] + 3 * MINUTE - timedelta(seconds=9)
+    db.committed.cancel(Listing)
+    assert call(5, 2 * MINUTE)[-1]["available_at"] > clock(db) + MINUTE
+
+
+@pytest.mark.one_engine
+@pytest.mark.sync_only
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"on_conflict": "replace"}, "max_delay= needs delay="),
+        ({"on_conflict": "ignore", "delay": MINUTE}, "and on_conflict='replace' or 'rerun'"),
+        ({"on_conflict": "replace", "delay": 5 * MINUTE}, "is shorter than delay="),
+        ({"on_conflict": "replace", "delay": MINUTE, "id": 7}, "with the same primary key is never new again"),
+        ({"on_conflict": "replace", "delay": MINUTE, "model": Document, "id": "x"}, "derive Document from UniqueMixin"),
+    ],
+)
+def test_arguments_of_the_longest_delay(db: Database, given: dict[str, Any], said: str) -> None:
+    options, model = dict(given), given.get("model", Listing)
+    row = {key: options.pop(key) for key in ("id",) if key in options}
+    options.pop("model", None)
+    with db.session() as actor:
+        for call in ((model, [{"version": 1, **row}]), (model(version=1, **row),)):
+            with pytest.raises(ArgumentError, match=said):
+                actor.enqueue(*call, max_delay=3 * MINUTE, **options)
 
 
 @pytest.mark.one_engine
