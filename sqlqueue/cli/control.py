@@ -16,9 +16,7 @@ from .._support.checks import MOST_AT_ONCE
 from .._support.texts import ascii_text, host_name, key_text, readable
 from ..model.declaration import LONGEST_NAME
 from ..operations import KeyState, Limit, Pause, WorkerInfo, check_registered
-from ..operations.control import keyed_column
 from ..operations.filtering import value
-from ..operations.keys import key_state_text
 from ..queue.spec import QueueSpec
 from ..sql import COUNTED
 from ._database import transact
@@ -155,14 +153,18 @@ def keys(queues: Queues, *, limit: Most = 100, after: After = None, as_json: AsJ
 
 
 def _keys(session: Session, spec: QueueSpec, limit: int, after: str | None) -> list[KeyState]:
-    start = None if after is None else value(keyed_column(spec), after)
-    return operations.keys(session, spec.entity, first=limit + 1, after=start)
+    return operations.keys(session, spec.entity, first=limit + 1, after=_key(spec, after))
+
+
+def _key(spec: QueueSpec, text: str | None) -> Any:
+    """Return a key that is given as text; the operations refuse keys of queues that have none."""
+    return text if text is None or spec.keyed_by is None else value(spec.keyed_by, text)
 
 
 def _key_row(spec: QueueSpec, each: KeyState, *, named: bool) -> list[object]:
     ready = f"{each.ready:,}{'+' * (each.ready >= COUNTED)}"
     key = "(none)" if each.key is None else each.key
-    return [key, ready, each.running, each.limit, each.weight, key_state_text(each), *([spec.name] if named else [])]
+    return [key, ready, each.running, each.limit, each.weight, each.obstacle, *([spec.name] if named else [])]
 
 
 def _key_facts(spec: QueueSpec, each: KeyState) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def _change_pause(
 ) -> None:
     """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
     spec = queues.only
-    part = None if key is None else value(keyed_column(spec), key)
+    part = _key(spec, key)
     changed, found = queues.transact(
         lambda session: (change(session, spec.entity, topic, key=part), operations.paused(session, spec.entity))
     )

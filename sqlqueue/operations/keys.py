@@ -78,15 +78,15 @@ class KeyState:
         """Whether as many of its tasks run as its limit allows, or more."""
         return self.limit is not None and self.running >= self.limit
 
-
-def key_state_text(state: KeyState) -> str | None:
-    """Return what keeps the tasks of a key from starting, in few words; ``None`` if nothing does."""
-    if state.paused:
-        return "paused"
-    if state.blocked_by is not None:
-        _, status, until = state.blocked_by
-        return f"{status} {key_text(state.blocked_by.identity)}{f' until {moment_text(until)}' if until else ''}"
-    return "full" if state.is_full else None
+    @property
+    def obstacle(self) -> str | None:
+        """What keeps its tasks from starting, in a few words; ``None`` if nothing does."""
+        if self.paused:
+            return "paused"
+        if self.blocked_by is not None:
+            identity, status, until = self.blocked_by
+            return f"{status} {key_text(identity)}{f' until {moment_text(until)}' if until else ''}"
+        return "full" if self.is_full else None
 
 
 def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, after: Any = None) -> list[KeyState]:
