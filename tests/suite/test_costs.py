@@ -31,8 +31,6 @@ from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Sp
 from tests.support.polling import next_due
 from tests.support.rows import PAST, rows
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 __all__ = ["archive", "fleet", "flow"]
 
 PINNED = Path(__file__).parent / "costs"

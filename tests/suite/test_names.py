@@ -14,8 +14,7 @@ from sqlqueue import LimitMixin, QueueOptions, SlotMixin, UniqueMixin
 from tests.support.harness import Database
 
 NAMES = [
-    "50% off %s 100%%",
-    """back`tick dou"ble sin'gle""",
+    """50% off %s 100%% back`tick dou"ble sin'gle""",
     pytest.param("[brackets]", marks=pytest.mark.requires("names_brackets")),
     "MixedCase a :bind {0}  dash-ed",
     "select",

@@ -242,9 +242,9 @@ def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
 def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
     calls = {**CLAIMS, **UPKEEP, **WHY, **PAGES, **(OF_TOPIC if model is Mail else {})}
     start = to_be_found(sync_db, model)
-    in_the_way(sync_db, model, start, FEW)
+    in_the_way(sync_db, model, start, FEW // 2)
     small = efforts(sync_db, model, calls)
-    in_the_way(sync_db, model, start + 4 * FEW, MANY)
+    in_the_way(sync_db, model, start + 2 * FEW, MANY // 2)  # of three kinds
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows nothing"
     counted(model)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
