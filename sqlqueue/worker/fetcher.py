@@ -339,6 +339,9 @@ async def until(condition: Callable[[], bool]) -> None:
 AHEAD = 0.1
 """Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
 worker is idle."""
+AHEAD_OF_WRITERS = 5
+"""How many times as much is claimed ahead on an engine with one writer: a claim waits there for its turn as a job does,
+and calls seem long because they wait for theirs, the longer the more processes compete."""
 STANDSTILL = 1.0
 """Seconds without the end of a call after which the jobs claimed ahead are released."""
 
@@ -362,6 +365,7 @@ class Fetcher(BaseFetcher):
         """Whether the loop has been told of room since it last checked: each call from another thread wakes it."""
         self._claiming = False
         self._has_lease = handler.mode == "lease"
+        self._further = AHEAD_OF_WRITERS if self._adapter.connections.one_writer else 1
         self._jobs: set[Job] = set()
         self._held: list[Job] | None = None
         """The jobs that wait until suspects have run; ``None`` if none need to."""
@@ -482,7 +486,7 @@ class Fetcher(BaseFetcher):
         if not self._has_lease:
             return 0
         # two batches: one runs while the next is claimed
-        return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD))
+        return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD * self._further))
 
     def _freed_soon(self) -> int:
         """Return how many slots become free in a moment if all are busy."""

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqlqueue import QueueSession, Worker, complete, current_job
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.worker import completer, fetcher, lock_mode
 from tests.support.harness import Database
 from tests.support.models import Ledger, Notice, Reminder, Spool, Task
@@ -251,6 +252,26 @@ def test_handlers_that_do_not_use_the_database_share_commits(
     else:
         assert len(commits) < TASKS / 2
         assert len(of_tasks) < TASKS
+
+
+@pytest.mark.requires("one_writer")
+@pytest.mark.sync_only
+def test_few_claims_compete_with_the_writes_of_handlers(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[int] = []
+
+    def claim(session: Any, query: Any, limit: int, **options: Any) -> Any:
+        claims.append(limit)
+        return claim_matching(session, query, limit, **options)
+
+    monkeypatch.setattr(fetcher, "claim_matching", claim)
+    # as if each call waited for 20 ms until it could write
+    monkeypatch.setattr(fetcher.CallDurations, "calls_within", lambda _, seconds: int(seconds / 0.02))
+    db.insert(Task, rows(TASKS))
+    workers.serve(Task, with_session(db), poll=LONG, concurrency=1)
+    eventually(all_are(db, "completed"))
+    assert len(claims) < TASKS / 5
 
 
 @pytest.mark.one_engine
