@@ -24,8 +24,10 @@ from tests.support.harness import Database
 from tests.support.processes import Processes
 from tests.support.servers import Servers
 from tests.support.summary import sum_up
+from tests.support.times import list_times, spent
 
 SERVERS = pytest.StashKey[Servers]()
+STARTED = pytest.StashKey[float]()
 MODES = ("sync", "async")
 
 
@@ -94,7 +96,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     for case in _cases(item):
         with suppress(Unavailable):  # the fixture says why
             item.config.stash[SERVERS].get(case)
+    item.stash[STARTED] = spent()
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown":
+        item.user_properties.append(("cpu", spent() - item.stash[STARTED]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -126,6 +135,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Drop the tables in given databases once all processes of this run have ended."""
+    if os.environ.get("SQLQUEUE_TEST_TIMES"):
+        list_times(terminalreporter)
     used = sum_up(terminalreporter)
     for given in (case.given for case in ENGINES if case.name in used):
         with suppress(DBAPIError, ImportError):  # the tests were skipped for that
