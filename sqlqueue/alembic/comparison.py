@@ -177,7 +177,8 @@ def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[M
     rows."""
     dropped = [each for each in op.ops if isinstance(each, DropColumnOp)]
     rest = [each for each in op.ops if each not in dropped]
-    yield from _rest(op, rest, _index_names(op) if options.concurrently else ())
+    ours = [*_index_names(op), index_name(op.table_name, "errors")]
+    yield from _rest(op, rest, ours if options.concurrently else ())
     (status, *_), (_, available_at, *_) = _index_columns(op)
     columns = [each.to_column() for each in reversed(dropped)]
     adoption = _adoption(status, available_at, options)

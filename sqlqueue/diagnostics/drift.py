@@ -185,7 +185,8 @@ def queue_indexes(spec: QueueSpec) -> list[Index]:
 
 def helpful_indexes(spec: QueueSpec) -> list[Index]:
     """Return the indexes that claims do not need, but without which other operations are slow."""
-    return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
+    names = {spec.index_name(kind) for kind in ("errors", "finished")}
+    return [index for index in spec.table.indexes if index.name in names]
 
 
 def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:

@@ -163,6 +163,9 @@ def attach_indexes(spec: QueueSpec) -> None:
             continue
         due = [term.expression for term in spec.due_order if term.column not in partition]
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
+    # with the key, so that a planner which expects many tasks of a group does not scan the table for the first ones
+    failed = list(dict.fromkeys([spec["error_group"], *spec.primary_key]))
+    _index(spec, spec.index_name("errors"), failed, spec["error_group"].is_not(None))
     if spec.options.prunes:
         _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
     for index in kind_indexes(spec):
@@ -483,7 +486,7 @@ def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], d
 class QueueMixin:
     """A mixin that turns a model into a queue, whose rows are the tasks.
 
-    Each class that maps a table gets the columns below and two indexes; ``__queue__`` takes :class:`.QueueOptions`.
+    Each class that maps a table gets the columns below and three indexes; ``__queue__`` takes :class:`.QueueOptions`.
     The class definition raises :class:`.ConfigurationError` for a model that cannot be a queue.
     """
 

@@ -9,7 +9,18 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import ColumnElement, ForeignKeyConstraint, and_, exists, func, literal_column, null, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    ForeignKeyConstraint,
+    Select,
+    and_,
+    exists,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+)
 from sqlalchemy.exc import DBAPIError, NoReferenceError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
@@ -25,11 +36,12 @@ from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, error_
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
-from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, conjuncts, spec_of
 from ..sql import (
     Assignment,
     due_states,
     exhausted_picks,
+    fixes,
     is_adopted,
     is_due,
     is_exhausted,
@@ -89,10 +101,13 @@ def limited(
 def _first(
     adapter: Adapter, session: Session, spec: QueueSpec, criterion: Criterion, number: int, *, among: Collection[Status]
 ) -> list[Identity]:
-    """Return the keys of up to ``number`` rows: those that the two claim indexes find, then final ones.
+    """Return the keys of up to ``number`` rows: those that the two claim indexes find, then final ones; or, of an error
+    group, those that its index finds.
 
     Without an ORDER BY that matches an index, planners scan the table from its beginning, where finished tasks are.
     """
+    if _names_group(spec, criterion):
+        return adapter.rows.keys(session, spec, _chosen(adapter, spec, criterion).limit(number))
     ready = spec["status"] == state(Status.AVAILABLE)
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
         ((Status.AVAILABLE,), ready, [term.expression for term in spec.ready_order]),
@@ -105,6 +120,19 @@ def _first(
             statement = select(*spec.primary_key).where(criterion, in_state).order_by(*order)
             found += adapter.rows.keys(session, spec, statement.limit(number - len(found)))
     return found
+
+
+def _chosen(adapter: Adapter, spec: QueueSpec, criterion: Criterion) -> Select[Any]:
+    """Return the SELECT of the keys of rows that satisfy ``criterion``: of those of an error group, in the order of
+    their index."""
+    chosen = select(*spec.primary_key).where(criterion)
+    if not _names_group(spec, criterion):
+        return chosen
+    return adapter.rows.prefer_index(spec, spec.index_name("errors"), chosen.order_by(*spec.primary_key))
+
+
+def _names_group(spec: QueueSpec, criterion: Criterion) -> bool:
+    return fixes(conjuncts([criterion]), spec["error_group"])
 
 
 def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
@@ -150,7 +178,7 @@ def in_batches(
     while True:
         adapter = open_(session, spec, Access.CHANGE)
         most = PAGE + len(kept)  # rows that stay as they are would otherwise hide those behind them
-        found = adapter.rows.keys(session, spec, select(*spec.primary_key).where(criterion).limit(most))
+        found = adapter.rows.keys(session, spec, _chosen(adapter, spec, criterion).limit(most))
         session.commit()
         keys = [key for key in found if key not in tried]
         size = min(size, adapter.rows.most(spec))

@@ -273,7 +273,8 @@ class Windows:
     def _better(self, terms: Sequence[Criterion]) -> Callable[[Window], Window]:
         """Return a function that makes a window use a better index, if ``terms`` fix the columns of one.
 
-        These are the primary key, and an index of the application that finds at most ``scan`` rows, which are sorted.
+        These are the primary key, and an index of error groups or of the application that finds at most ``scan`` rows,
+        which are sorted.
         """
         if all(fixes(terms, column) for column in self.spec.primary_key):
             return lambda window: replace(window, index=None, rows=(*window.rows, *window.rest), rest=())
@@ -377,13 +378,13 @@ def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
 
 
 def _leading(adapter: Adapter, spec: QueueSpec) -> list[Column[Any]]:
-    """Return the columns with which indexes of all rows begin."""
+    """Return the columns with which indexes begin that have all rows, or all those with a value of the column."""
     option = adapter.inspection.predicate_option
     whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
     firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]
     unique = (each for each in spec.table.constraints if isinstance(each, UniqueConstraint))
     firsts += [next(iter(each.columns), None) for each in unique]
-    return [column for column in firsts if isinstance(column, Column)]
+    return [spec["error_group"], *(column for column in firsts if isinstance(column, Column))]
 
 
 # -- reads tasks without claiming or locking them ---------------------------------------------------------------------

@@ -211,5 +211,5 @@ def test_only_the_inheriting_class_is_a_queue(base: Any) -> None:
         id: Mapped[int] = mapped_column(ForeignKey("animal.id"), primary_key=True)
 
     assert columns(Cat) >= COLUMNS
-    assert indexes(Cat) == {"ix_cat_claim", "ix_cat_due"}
+    assert indexes(Cat) == {"ix_cat_claim", "ix_cat_due", "ix_cat_errors"}
     assert indexes(Animal) == set()

@@ -27,11 +27,13 @@ PARTIAL = {"postgresql", "sqlite", "mssql"}
 @pytest.mark.parametrize("name", DIALECTS)
 def test_an_index_serves_every_engine(name: str) -> None:
     ddl = {str(i.name): str(CreateIndex(i).compile(dialect=DIALECTS[name])) for i in models.Task.__table__.indexes}
-    assert set(ddl) == {"ix_task_claim", "ix_task_due"}
+    assert set(ddl) == {"ix_task_claim", "ix_task_due", "ix_task_errors"}
     assert "(status, priority, available_at, id)" in ddl["ix_task_claim"]
     assert "(finished_at, available_at, id)" in ddl["ix_task_due"]
     assert ("WHERE status = 'available'" in ddl["ix_task_claim"]) == (name in PARTIAL)
     assert ("WHERE status IN ('scheduled', 'retryable', 'running')" in ddl["ix_task_due"]) == (name in PARTIAL)
+    assert "(error_group, id)" in ddl["ix_task_errors"]
+    assert ("WHERE error_group IS NOT NULL" in ddl["ix_task_errors"]) == (name in PARTIAL)
 
 
 def test_each_engine_renders_the_predicate_in_its_own_sql(base: type[DeclarativeBase]) -> None:
@@ -56,6 +58,7 @@ def test_an_index_follows_the_order_and_the_topic() -> None:
         "ix_mail_due",
         "ix_mail_topic_claim",
         "ix_mail_topic_due",
+        "ix_mail_errors",
         "ix_mail_finished",  # it has a retention
     }
     ddl = [str(CreateIndex(index)) for index in models.Ticket.__table__.indexes if index.name == "ix_ticket_claim"]
@@ -84,7 +87,7 @@ def test_beside_what_the_model_declares(base: Any, arguments: Any) -> None:
 
 
 def test_inheriting_classes_add_no_indexes() -> None:
-    assert indexes(models.Reminder) == {"ix_notice_claim", "ix_notice_due"}
+    assert indexes(models.Reminder) == {"ix_notice_claim", "ix_notice_due", "ix_notice_errors"}
     assert indexes(models.CreditNote) == set()
 
 
@@ -93,7 +96,7 @@ def test_long_index_names_are_shortened_and_distinct(base: Any) -> None:
     for suffix in ("", "b", "c"):
         namespace = {"__tablename__": "x" * 80 + suffix, "id": mapped_column(Integer, primary_key=True)}
         names += indexes(type(f"Long{suffix}", (TopicMixin, base), namespace))
-    assert len(set(names)) == 12
+    assert len(set(names)) == 15
     assert max(len(name.encode()) for name in names) <= 63
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import update
 from sqlqueue import in_error_group
 from sqlqueue._support.texts import error_group, error_pattern
 from sqlqueue.operations import reactivating
+from sqlqueue.operations.paging import page
 from sqlqueue.operations.reactivating import RETRY
 from sqlqueue.queue.spec import spec_of
 from tests.support.harness import Database
@@ -114,6 +115,15 @@ def test_a_task_that_fails_anew_leaves_the_group_that_is_being_changed(
         assert next(batches).changed == 1
         sync_db.execute(update(Task).where(Task.status == "discarded").values(error_group=error_group("y")))
         assert [batch.changed for batch in batches] == [0]
+
+
+@pytest.mark.one_engine
+def test_a_page_shows_a_group_behind_more_tasks_than_it_examines(sync_db: Database) -> None:
+    others, mine = ({"error": text, "error_group": error_group(text)} for text in ("y", "x"))
+    sync_db.insert(Task, [{"id": n, **FAILED, **(mine if n < 4 else others)} for n in range(1, 31)])
+    with sync_db.session() as actor:
+        shown = actor.run(page, Task, in_error_group(Task, error_group("x")), scan=10)
+    assert ([task.id for task in shown.tasks], shown.is_cut) == ([3, 2, 1], False)
 
 
 @pytest.mark.sync_only

@@ -12,9 +12,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, delete, insert, text
 
-from sqlqueue import AttemptOutcome, Claim, Status
+from sqlqueue import AttemptOutcome, Claim, Status, in_error_group
+from sqlqueue._support.texts import error_group
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.history import count_old_attempts
@@ -30,7 +31,7 @@ from tests.support.models import Job, Mail, Parcel, Seat, Task
 from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, clock, rows
 
-READY, DUE, DEAD, OLD = 100, 60, 20, 60
+READY, DUE, DEAD, OLD, FAILING = 100, 60, 20, 60, 40
 """Tasks that calls look for."""
 SLACK = 10 * READY
 """Reads that are tolerated, since a small table may be scanned where a large one is searched by key."""
@@ -70,6 +71,7 @@ def to_be_found(db: Database, model: Any, start: int = 0) -> int:
         *rows(DUE, "scheduled", "retryable", "expired"),
         *rows(DEAD, "expired", max_attempts=1),
         *[{"status": "completed", "available_at": PAST, "finished_at": PAST}] * OLD,
+        *failing(FAILING, "no"),
     ]
     stored(db, model, start, found)
     return len(found)
@@ -197,6 +199,17 @@ WHY: Mapping[str, Call] = {
 }
 
 
+def in_group(model: Any) -> Any:
+    return in_error_group(model, error_group("no"))
+
+
+def failing(number: int, error: str, again: datetime = TOMORROW) -> list[dict[str, Any]]:
+    """Return tasks with this error, half of which will be retried then."""
+    common = {"available_at": PAST, "claimed_at": PAST, "error": error, "error_group": error_group(error)}
+    dead = {**common, "status": "discarded", "finished_at": PAST}
+    return [dead, {**common, "status": "retryable", "available_at": again}] * (number // 2)
+
+
 def newest(model: Any) -> Any:
     return Sorting.CREATED.order(model.__queue_spec__, descending=True)
 
@@ -217,6 +230,14 @@ PAGES: Mapping[str, Call] = {
     "stats by error": lambda session, model: session.stats(model, model.error == "no", cap=READY, scan=READY),
     "errors": lambda session, model: session.errors(model, cap=READY),
 }
+IN_PART: Mapping[str, Call] = {
+    "retry tasks of an error group": lambda session, model: session.retry(model, in_group(model), limit=FAILING),
+    "cancel tasks of an error group": lambda session, model: session.cancel(model, in_group(model), limit=FAILING // 2),
+}
+OF_GROUP: Mapping[str, Call] = {
+    "retry an error group": lambda session, model: session.retry(model, in_group(model)),
+    **IN_PART,
+}
 OF_TOPIC: Mapping[str, Call] = {
     "claim ready tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY),
     "claim due tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY + DUE),
@@ -226,13 +247,14 @@ OF_TOPIC: Mapping[str, Call] = {
 
 
 def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
-    """Insert rows that calls must not read: just finished, scheduled for later, running, adopted."""
+    """Insert rows that calls must not read: just finished, failed otherwise, scheduled for later, running, adopted."""
     now = clock(db)
     others = [
         *[{"status": "completed", "available_at": now, "finished_at": now}] * number,
         *[{"status": "scheduled", "available_at": TOMORROW}] * number,
         *[{"status": "running", "available_at": TOMORROW, "attempt": 1}] * (number // 10),
         *[{"status": "completed", "available_at": NEVER}] * number,
+        *failing(number, "otherwise"),
     ]
     stored(db, model, start, others)
 
@@ -240,11 +262,11 @@ def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
 @MODELS
 @pytest.mark.requires("statistics")
 def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
-    calls = {**CLAIMS, **UPKEEP, **WHY, **PAGES, **(OF_TOPIC if model is Mail else {})}
+    calls = {**CLAIMS, **UPKEEP, **WHY, **PAGES, **OF_GROUP, **(OF_TOPIC if model is Mail else {})}
     start = to_be_found(sync_db, model)
     in_the_way(sync_db, model, start, FEW // 2)
     small = efforts(sync_db, model, calls)
-    in_the_way(sync_db, model, start + 2 * FEW, MANY // 2)  # of three kinds
+    in_the_way(sync_db, model, start + 3 * FEW, MANY // 2)  # of four kinds
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows nothing"
     counted(model)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
@@ -275,6 +297,22 @@ def test_a_page_costs_the_same_wherever_it_is(
     found = {name: read.amount for name, read in efforts(sync_db, Task, calls).items() if name in calls}
     assert [len(each.tasks) for each in pages[1:]] == [10, 10, 10]
     assert max(found.values()) < found["first"] + FEW // 2, found
+
+
+@pytest.mark.requires("statistics")
+def test_tasks_are_not_read_for_a_large_error_group_behind_them(
+    sync_db: Database, counted: Callable[[Any], None]
+) -> None:
+    """To a planner, the first tasks by time or in the table look as likely to be in the group as the last ones."""
+    behind = failing(2 * FEW, "no", TOMORROW + HOUR)
+    stored(sync_db, Task, MANY, behind)
+    small = efforts(sync_db, Task, IN_PART, settles=False)
+    sync_db.execute(delete(Task))
+    stored(sync_db, Task, 0, failing(MANY, "otherwise"))
+    stored(sync_db, Task, MANY, behind)
+    assert growing(small, efforts(sync_db, Task, IN_PART, settles=False)) == {}, "with a planner that knows nothing"
+    counted(Task)
+    assert growing(small, efforts(sync_db, Task, IN_PART, settles=False)) == {}, "with a planner that knows the table"
 
 
 @pytest.mark.requires("statistics")
