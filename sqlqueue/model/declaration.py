@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
@@ -188,7 +188,7 @@ def _sequence_indexes(spec: QueueSpec) -> Iterator[KindIndex]:
 
 
 def _index(
-    spec: QueueSpec, name: str, columns: list[ColumnElement[object]], predicate: Criterion, *, unique: bool = False
+    spec: QueueSpec, name: str, columns: Sequence[ColumnElement[object]], predicate: Criterion, *, unique: bool = False
 ) -> None:
     if all(index.name != name for index in spec.table.indexes):
         Index(conv(name), *columns, unique=unique, **index_options(predicate))
