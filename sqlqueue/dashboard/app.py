@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
 from ..diagnostics.check import Target, specs_of
-from . import access, actions, pages, tasks
+from . import access, actions, flows, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner
 from .site import Site, respond
@@ -150,6 +150,8 @@ _ROUTES = [
     Route("/metrics", pages.show_metrics),
     Route("/outbox", pages.show_outboxes),
     Route("/pipelines", pages.show_pipelines),
+    Route("/batches", flows.show_batches),
+    Route("/batch", flows.show_batch),
     Route("/queue/{queue}", tasks.show_queue),
     Route("/queue/{queue}/task", tasks.show_task),
     Route("/queue/{queue}/edit", actions.edit, methods=["GET", "POST"]),

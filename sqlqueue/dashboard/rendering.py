@@ -36,6 +36,12 @@ MARKS: Mapping[str, str] = {
     "failed": "✕",
     "crashed": "‼",
     "released": "○",
+    "waiting": "◌",
+    "skipped": "⊖",
+    "unfinished": "○",
+    "ended": "✓",
+    "closed": "◌",
+    "open": "✓",
     "snoozed": "◷",
     "live": "▶",
     "stalled": "‼",
@@ -211,4 +217,4 @@ templates = Environment(
 )
 templates.filters.update(span=span, moment=moment, ago=ago, since=since, in_zone=in_zone, told=told)
 templates.filters.update(first_line=first_line, entered=entered, badge=badge, in_words=in_words, key=key_text)
-templates.globals.update(figure=figure, heading=heading, attempt=attempt_text)
+templates.globals.update(figure=figure, heading=heading, attempt=attempt_text, marks=MARKS)

@@ -145,7 +145,7 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------
 
 ABANDONED = "abandoned"
-_TEXTS = ("search", "status", "topic", "key", "error", "error_group", "older", "newer", "since", "until")
+_TEXTS = ("search", "status", "topic", "key", "error", "error_group", "batch", "older", "newer", "since", "until")
 Query = QueryParams | MultiDict
 
 
@@ -163,6 +163,8 @@ class Filter:
     """Text that the error contains."""
     error_group: str = ""
     """The key of an :class:`.ErrorGroup`."""
+    batch: str = ""
+    """The key of a batch of which the tasks are members."""
     older: str = ""
     """A duration: only tasks created longer ago than this."""
     newer: str = ""
@@ -213,6 +215,7 @@ class Filter:
             ids=[self.key] if self.key else None,
             error=_contains(self.error) if self.error else None,
             error_group=self.error_group or None,
+            batch=self.batch or None,
             older_than=age(self.older) if self.older else None,
             newer_than=age(self.newer) if self.newer else None,
             since=moment(self.since) if self.since else None,

@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from .._support.errors import ArgumentError, ConfigurationError
-from .._support.texts import logger_of
+from .._support.texts import key_text, logger_of
 from ..diagnostics.check import Target, specs_of
 from ..dialects import adapter_for
-from ..operations import Batch
-from ..queue.spec import QueueSpec
+from ..operations import Batch, FlowNode
+from ..queue.spec import QueueSpec, spec_of
 from .access import Action, Exposure, Viewer
 from .data import RECENT, SessionRunner, Snapshots
 from .rendering import templates
@@ -214,6 +214,7 @@ _BY_ROLE = (
     ("Limits", "limits", "limit_key"),
     ("Outbox", "outbox", "message_key"),
     ("Pipelines", "pipelines", "stage"),
+    ("Batches", "batches", "reports_to"),
 )
 """The pages of some kinds of queues: the text of the link, the path, and a column that these queues have."""
 
@@ -244,6 +245,24 @@ def links_of(request: Request) -> Callable[..., str]:
         return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
     return link
+
+
+def places_of(request: Request) -> Callable[[FlowNode, str | None], str | None]:
+    """Return a function that returns the page of a node of a graph, of the batch with a key, if there is one."""
+    site, link = site_of(request), links_of(request)
+
+    def place(node: FlowNode, batch: str | None) -> str | None:
+        if node.entity is None:
+            is_event = {"open", "closed"} & node.states.keys()
+            return None if is_event else link("batch", key=node.key)
+        spec = spec_of(node.entity)
+        if spec.name not in site.queues:
+            return None
+        if node.identity is not None:
+            return link("queue", spec.name, "task", key=key_text(node.identity))
+        return link("queue", spec.name, batch=batch)
+
+    return place
 
 
 THEME = "sqlqueue_theme"

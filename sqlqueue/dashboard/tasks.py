@@ -18,8 +18,8 @@ from .. import operations
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..lifecycle.kind import Cause
-from ..model.companions import history_of
-from ..operations import Bucket, Explanation, PastAttempt, reported
+from ..model.companions import history_of, latches_of
+from ..operations import Around, Bucket, Explanation, PastAttempt, around, reported
 from ..operations.filtering import exactly, identity
 from ..operations.paging import SCAN, Page, find_all, key_of, page
 from ..operations.reactivating import EDITABLE
@@ -32,7 +32,7 @@ from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart
 from .pages import by_stage, figures_of
 from .rendering import first_line, heading
 from .requests import Filter, Query, Sort, cursor, position, possible
-from .site import links_of, respond, site_of, viewer_of
+from .site import links_of, places_of, respond, site_of, viewer_of
 
 # -- a list of tasks by a filter --------------------------------------------------------------------------------------
 
@@ -112,13 +112,14 @@ def read_list(
         matching = [task for task in named if state is None or getattr(task, spec.attributes["status"]) == state]
         tasks = list({key_of(spec, task): task for task in (*matching, *tasks)}.values())
     cut = exposure.texts(adapter, session, spec, [key_of(spec, task) for task in tasks], CELL)
-    rows = [_row(exposure, spec, task, cut) for task in tasks]
+    rows = [row_of(exposure, spec, task, cut) for task in tasks]
     now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
     shown = replace(found, tasks=rows)
     return TaskList(spec=spec, page=shown, now=now, named=exposure.columns.get(spec.entity, ()), scanned=scan)
 
 
-def _row(exposure: Exposure, spec: QueueSpec, task: Any, cut: Mapping[Identity, Mapping[str, Any]]) -> TaskRow:
+def row_of(exposure: Exposure, spec: QueueSpec, task: Any, cut: Mapping[Identity, Mapping[str, Any]]) -> TaskRow:
+    """Return a task as a table shows it; ``cut``: the beginnings of long values."""
     key = key_of(spec, task)
     own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
     named = exposure.named(spec, task, cut.get(key, {}), CELL)
@@ -238,6 +239,8 @@ class Detail:
     why: Explanation
     past: Sequence[PastAttempt]
     """The finished attempts, the latest first; none without a :class:`.HistoryMixin`."""
+    around: Around | None
+    """What it waits for, and what waits for it."""
 
 
 async def show_task(request: Request) -> Response:
@@ -259,6 +262,7 @@ async def show_task(request: Request) -> Response:
         actions=possible(viewer_of(request), detail.own["status"], abandoned=abandoned),
         editable=site.exposure.editable_of(spec) if may_edit else (),
         progress=reported(detail.own.get("progress")),
+        places=places_of(request),
         rest=_rest(detail.own),
         moments=TIMES,
     )
@@ -285,6 +289,7 @@ def _read_task(session: Session, exposure: Exposure, spec: QueueSpec, key: Ident
         link=exposure.link_to(task),
         why=operations.why(session, claim),
         past=operations.history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),
+        around=around(session, claim) if latches_of(spec) is not None else None,
     )
 
 

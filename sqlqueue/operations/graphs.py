@@ -63,6 +63,8 @@ class Graph:
     left_out: int
     """The number of tasks that are not shown, because there would be more than 200 nodes.  Failed and running ones are
     shown first."""
+    members: Mapping[type[QueueMixin], Mapping[str, int]]
+    """The number of all members in each state, by model; without callbacks, and members of batches in this one."""
 
     @property
     def layers(self) -> list[list[FlowNode]]:
@@ -132,7 +134,11 @@ def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | No
     nodes.add_tasks()
     inner = {*members, *(each for some in members.values() for each in some)}
     edges = nodes.edges(parts, inner, key)
-    return Graph(key=key, nodes=nodes.all, edges=edges, left_out=nodes.left_out)
+    counts = defaultdict[type[QueueMixin], Counter[str]](Counter)
+    for group, states in groups.items():
+        if group.reports_to in members:
+            counts[group.spec.entity].update(states)
+    return Graph(key=key, nodes=nodes.all, edges=edges, left_out=nodes.left_out, members=counts)
 
 
 class Around(NamedTuple):

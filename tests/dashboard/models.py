@@ -8,7 +8,9 @@ from sqlalchemy import Identity, Unicode
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
+    FlowMixin,
     HistoryMixin,
+    LatchMixin,
     LimitMixin,
     PauseMixin,
     ProgressMixin,
@@ -66,6 +68,17 @@ class Order(ProgressMixin, StageMixin, Base):
     __queue__ = QueueOptions(stages=("pay", "pack", "send"), retention=timedelta(days=7))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Latch(LatchMixin, Base):
+    __tablename__ = "latch"
+
+
+class Step(FlowMixin, Base):
+    __tablename__ = "step"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(Unicode(200), default="")
 
 
 class Event(OutboxMixin, Base):

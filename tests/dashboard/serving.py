@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Every, QueueSession
 from sqlqueue.dashboard import Action, Dashboard, Viewer
-from tests.dashboard.models import Attempt, Base, Crawl, Digest, Email, Event, LiveWorker, Order, Page
+from tests.dashboard.models import Attempt, Base, Crawl, Digest, Email, Event, LiveWorker, Order, Page, Step
 
 HOSTILE = "<script>document.title='hacked'</script>\"'><img src=x onerror=document.title='hacked'>\u202e\x1b"
 ERROR = "SMTPServerDisconnected: connection unexpectedly closed by mail.example.org"
@@ -55,6 +55,23 @@ def fill(sessions: sessionmaker[Any]) -> None:
         (hostile,) = session.claim_many(Email, Email.recipient == HOSTILE, limit=1, claimed_by=HOSTILE[:100])
         session.discard(hostile, HOSTILE)
     _spread(sessions)
+
+
+def fill_batch(sessions: sessionmaker[Any]) -> None:
+    """Store a workflow of which some tasks have ended."""
+    with sessions.begin() as session, session.batch("import 7") as batch:
+        first = [batch.add(Step(name=name)) for name in ("fetch", "check", HOSTILE)]
+        many = batch.add(Step, [{"name": str(number)} for number in range(40)], after=first[:2])
+        last = batch.add(Step(name="publish"), after=[many, first[2]])
+        batch.add(Step(name="refund"), after=last, when="failed")
+        batch.then(Step(name="report"), when="final")
+    with sessions.begin() as session:
+        session.enqueue(Step(name="label"), after=HOSTILE.replace("/", ""), into="import 7")
+        session.complete(session.claim(Step, Step.name == "fetch"))
+        session.discard(session.claim(Step, Step.name == HOSTILE), HOSTILE)
+        session.claim(Step, Step.name == "check", claimed_by="importer:1")
+    with sessions.begin() as session:
+        session.advance(Step)
 
 
 def register(sessions: sessionmaker[Any], *names: str, ago: timedelta = timedelta(0)) -> None:

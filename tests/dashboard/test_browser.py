@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import Status, utcnow
 from tests.dashboard.browsing import audit, confirm, fill_in, tab
 from tests.dashboard.models import Base, Crawl, Digest, Email
-from tests.dashboard.serving import HOSTILE, dashboard, register, served
+from tests.dashboard.serving import HOSTILE, dashboard, fill_batch, register, served
 from tests.dashboard.test_mounted import fastapi, flask
 
 PAGES = {
@@ -34,6 +34,9 @@ PAGES = {
     "workers": "/workers",
     "outbox": "/outbox",
     "pipelines": "/pipelines",
+    "batches": "/batches",
+    "batch": "/batch?key=import+7",
+    "step": "/queue/step/task?key=44",
     "edit": "/queue/email/edit?key=150&column=recipient",
     "confirm": "/queue/email/confirm/discard?key=150",
     "command": "/workers/confirm/set-concurrency?scope=all",
@@ -68,6 +71,7 @@ def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
     with sessions.begin() as session:
         session.pause(Email, "news", reason="the mail server is down", paused_by="grace")
     register(sessions, "web-1:211", HOSTILE)
+    fill_batch(sessions)
     folder = os.environ.get("SQLQUEUE_SCREENSHOTS")
     import axe_playwright_python
 

@@ -22,11 +22,11 @@ function replace(old, fresh) {
   const top = focused && focused.getBoundingClientRect().top;
   const checked = new Set([...old.querySelectorAll("[type=checkbox][name=key]:checked")].map((box) => box.value));
   const open = [...old.querySelectorAll("details")].map((each) => each.open);
-  const scrolled = [...old.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  const scrolled = [...old.querySelectorAll(".scroll, .drawn")].map((each) => each.scrollLeft);
   old.replaceChildren(...fresh.childNodes);
   old.querySelectorAll("[type=checkbox][name=key]").forEach((box) => { box.checked = checked.has(box.value); });
   old.querySelectorAll("details").forEach((each, number) => { each.open = open[number] ?? each.open; });
-  old.querySelectorAll(".scroll").forEach((each, number) => { each.scrollLeft = scrolled[number] ?? 0; });
+  old.querySelectorAll(".scroll, .drawn").forEach((each, number) => { each.scrollLeft = scrolled[number] ?? 0; });
   if (focused) refocus(old, focused, path, top);
 }
 

@@ -1,0 +1,93 @@
+"""The pages of batches: the list, one batch with its graph, and the place of a task."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import with_loader_criteria
+from starlette.testclient import TestClient
+
+from sqlqueue import Graph
+from sqlqueue.dashboard.flows import draw
+from tests.dashboard.models import Step
+from tests.dashboard.serving import dashboard, fill_batch
+
+
+@pytest.fixture(autouse=True)
+def filled_batch(sessions: Any) -> None:
+    fill_batch(sessions)
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_batches_are_listed_until_they_have_ended(app: TestClient, sessions: Any) -> None:
+    assert "import 7 ○ unfinished , ✕ failed" in text_of(app.get("/batches").text)
+    with sessions.begin() as session:
+        session.cancel_batch(Step, "import 7")
+    with sessions.begin() as session:
+        session.advance(Step)
+    app = TestClient(dashboard(sessions), headers=app.headers)
+    assert "All batches have ended." in app.get("/batches").text
+    assert "import 7 ✓ ended" in text_of(app.get("/batches?all=1").text)
+
+
+def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
+    html = app.get("/batch?key=import+7").text
+    assert html.count("<script") == 1, "the page's own"
+    text = text_of(html)
+    assert "Failed: step" in text
+    assert "1 ○ available , 41 ◌ waiting , 1 ▶ running , 1 ✓ completed , 1 ⊘ cancelled , 1 ✕ discarded" in text
+    svg = html.partition('<svg class="graph"')[2].partition("</svg>")[0]
+    assert svg.count("<rect") == 9
+    assert svg.count('class="edge failed"') == 1
+    assert svg.count('class="edge final"') == 2
+    assert '<a href="/queue/step?batch=import+7" aria-label="40 tasks of Step: 40 waiting">' in svg
+    for action in ("retry", "cancel"):
+        (path,) = re.findall(rf'href="(/queue/step/confirm/{action}\?[^"]*)"', html)
+        assert path == f"/queue/step/confirm/{action}?scope=filter&amp;batch=import+7"
+    told = text_of(app.get("/queue/step/confirm/retry?scope=filter&batch=import+7").text)
+    assert "1 task" in told
+    done = app.post("/queue/step/retry", data={"scope": "filter", "batch": "import 7"}, follow_redirects=True)
+    assert "Only members of the batch" in done.text
+    assert "✕ discarded" not in text_of(app.get("/batch?key=import+7").text).partition("Members")[2]
+    assert app.get("/batch?key=nothing").status_code == app.get("/batch?key=a/b").status_code == 404
+
+
+def test_a_task_links_to_what_is_around_it(app: TestClient) -> None:
+    html = app.get("/queue/step/task?key=43").text
+    place = html.partition('id="around"')[2].partition("</section>")[0]
+    assert re.findall(r'href="([^"]+)"', place) == ["/batch?key=import+7"]
+    html = app.get("/queue/step/task?key=44").text
+    place = html.partition('id="around"')[2].partition("</section>")[0]
+    links = ["/batch?key=import+7", "/queue/step/task?key=43", "/queue/step?batch=import+7"]
+    assert re.findall(r'href="([^"]+)"', place) == links
+    assert "step" not in app.get("/queue/email/task?key=62").text.partition("<main")[2]
+
+
+def test_sessions_that_see_some_tasks_see_those_of_a_batch(sessions: Any, app: TestClient) -> None:
+    def add_criteria(state: Any) -> None:
+        if state.is_select:
+            mine = with_loader_criteria(Step, lambda cls: cls.name == "fetch", include_aliases=True)
+            state.statement = state.statement.options(mine)
+
+    event.listen(sessions, "do_orm_execute", add_criteria)
+    assert "of which this session sees only some" in app.get("/batches").text
+    text = text_of(app.get("/batch?key=import+7").text).partition("Members")[2]
+    assert "1 ✓ completed" in text
+    assert "waiting" not in text
+
+
+def test_layers_lie_from_left_to_right(sessions: Any) -> None:
+    with sessions.begin() as session:
+        graph: Graph = session.graph(Step, "import 7")
+    drawing = draw(graph)
+    x = {box.node.name: box.x for box in drawing.boxes}
+    assert all(x[edge.source] < x[edge.target] for edge in graph.edges)
+    places = {(box.x, box.y) for box in drawing.boxes}
+    assert len(places) == len(drawing.boxes)
+    assert all(0 <= x < drawing.width and 0 <= y < drawing.height for x, y in places)
