@@ -57,6 +57,8 @@ class LatchWatch:
         self._failed: defaultdict[QueueSpec, set[Identity]] = defaultdict(set)
         self._some = asyncio.Event()
         self._pause = 0.0
+        self._rest: asyncio.TimerHandle | None = None
+        """When what a look has left is looked at, if no job ends before."""
         self._due = self._earliest = time.monotonic() + random.random()
         """When the next sweep begins, and when it could if something notified of it."""
         self._swept: float | None = None
@@ -102,6 +104,8 @@ class LatchWatch:
                 await asyncio.sleep(LONGEST)
 
     async def _look(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
         hints = dict.fromkeys(islice(tuple(self._hints), MOST))
         failed = {spec: set(keys) for spec, keys in tuple(self._failed.items())}
         for key in hints:
@@ -111,14 +115,18 @@ class LatchWatch:
         begun = time.monotonic()
         found = await self._transact(partial(_find, among=hints, failed=failed))
         look = await self._open(found)
-        self._hints.update(dict.fromkeys(look.left))
-        # a look that opens something is followed by the next one at once, so that chains go on
-        longer = max(min(max(2 * self._pause, SHORTEST), LONGEST), SHARE * (time.monotonic() - begun))
-        self._pause = 0.0 if look.opened else longer
         if self._hints:
             self._some.set()
-        if self._pause:
-            await asyncio.sleep(self._pause)
+        self._hints.update(dict.fromkeys(look.left))
+        if look.opened:
+            # the next job that ends is looked at without a pause, so that chains go on, and the rest with it or later
+            self._pause = 0.0
+            self._rest = self._loop.call_later(LONGEST, self._some.set)
+            return
+        self._pause = max(min(max(2 * self._pause, SHORTEST), LONGEST), SHARE * (time.monotonic() - begun))
+        if self._hints:
+            self._some.set()
+        await asyncio.sleep(self._pause)
 
     async def _sweep(self) -> None:
         """Look at all latches, and choose the time of the next sweep."""

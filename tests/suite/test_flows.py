@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, func, select, update
+from sqlalchemy import Identity, String, delete, func, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -22,6 +22,7 @@ from sqlqueue import (
     ConfigurationError,
     DuplicateTaskError,
     FlowMixin,
+    QueueMixin,
     QueueOptions,
     RecurringMixin,
     claim_of,
@@ -208,7 +209,27 @@ def test_two_last_members_that_end_at_once(flow: Database) -> None:
             for thread in threads:
                 thread.join()
             assert sum(opened) == 1, (level, number)
-            assert ends(flow, Note)[key] == "available"
+            assert ends(flow, Note) == {key: "available"}
+            for model in (Note, Page, Latch):
+                flow.execute(delete(model))
+
+
+@pytest.mark.sync_only
+def test_members_that_are_not_committed_yet_keep_their_batch_closed(flow: Database) -> None:
+    if flow.case.one_writer:
+        pytest.skip("nothing looks while another transaction writes")
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+        batch.then(Note(name="end"))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+    with flow.begin() as session:
+        session.enqueue(Page(name="b"), into="import")
+        with flow.begin() as another:  # adders do not wait for each other
+            another.enqueue(Page(name="c"), into="import")
+        with flow.begin() as other:
+            assert opens(other.sync_session, "import") == 0, "it has opened over a member"
+    assert Counter(work(flow)) == Counter(["b", "c", "end"])
 
 
 @pytest.mark.sync_only
@@ -305,6 +326,41 @@ def test_a_process_that_lacks_a_model_opens_nothing(flow: Database) -> None:
     flow.execute(update(Latch).values(waiters=["flow_note", "another_table"]))
     assert work(flow) == ["a", "b", "c"]
     assert set(ends(flow, Note).values()) == {"waiting"}
+
+
+class Before(DeclarativeBase):
+    pass
+
+
+class PageBefore(QueueMixin, Before):
+    """The model as a process maps it that was deployed before the mixin."""
+
+    __tablename__ = "flow_page"
+    __queue__ = QueueOptions(max_attempts=2)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(50), default="")
+
+
+@pytest.mark.sync_only
+def test_processes_of_a_version_without_batches_settle_members_and_start_nothing(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="last"), after=[batch.add(Page(name=name)) for name in "abc"])
+        batch.then(Note(name="end"))
+
+    def work_before() -> list[str]:
+        ran: list[str] = []
+        while True:
+            with flow.begin() as session:
+                if (task := session.claim(PageBefore)) is None:
+                    return ran
+                session.complete(task)
+                ran.append(task.name)
+
+    assert sorted(work_before()) == ["a", "b", "c"]
+    flow.committed.advance(Page)
+    assert work_before() == ["last"]
+    assert work(flow) == ["end"]
 
 
 @pytest.mark.one_engine

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,12 +20,14 @@ from sqlqueue._support.texts import error_group
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.latches import Latches
 from sqlqueue.operations.paging import Sorting, page
 from sqlqueue.operations.upkeep import exhausted
 from sqlqueue.queue.options import FAILED
 from sqlqueue.sql import NEVER
 from tests.support import history
 from tests.support.engines import EngineCase
+from tests.support.flows import Latch, Page, sync_flow
 from tests.support.harness import Actor, Database
 from tests.support.history import Past, sync_archive
 from tests.support.models import Job, Mail, Parcel, Seat, Task
@@ -274,6 +277,52 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
         assert list(unserved_claims(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
 
 
+# -- looks at latches read no more if these have ended members, or others have members ---------------------------------
+
+KEYS = [f"mine {number}" for number in range(20)]
+MEMBERS = int(os.environ.get("SQLQUEUE_TEST_MEMBERS", str(MANY)))
+"""Of other batches; raise it after changes of how looks search."""
+
+
+def look(session: Actor, _: Any) -> Any:
+    def ripe(inner: Any) -> list[str]:
+        latches = Latches.of(inner, Page.__queue_spec__)
+        latches.begin()
+        return latches.ripe(KEYS)
+
+    assert session.run(ripe) == KEYS[:1]
+
+
+@pytest.mark.requires("statistics")
+def test_a_look_reads_no_members_but_those_that_it_searches_for(
+    sync_flow: Database, counted: Callable[[Any], None]
+) -> None:
+    db, ended = sync_flow, {"status": "completed", "finished_at": PAST, "created_at": PAST}
+    unfinished = {"status": "available", "finished_at": None, "created_at": PAST}
+
+    def latches(keys: Iterable[str]) -> None:
+        given = {"members": [Page.__tablename__], "waiters": [], "sealed": 1}
+        db.execute(insert(Latch), [{"id": key, "reports_to": None, "waits_for": None, **given} for key in keys])
+
+    def members(keys: Sequence[str], rows: Sequence[Mapping[str, Any]], number: int) -> None:
+        for start in range(0, number, MANY):
+            some = range(start, min(start + MANY, number))
+            db.insert(Page, [{**rows[n % len(rows)], "reports_to": keys[n % len(keys)]} for n in some])
+
+    latches([*KEYS, *(others := [f"other {number}" for number in range(50)])])
+    members(KEYS[1:], [unfinished], len(KEYS) - 1)
+    members(KEYS, [ended], READY)
+    small = efforts(db, Page, {"look": look}, settles=False)
+    members(KEYS, [ended], FEW)
+    members(others, [ended, unfinished, ended], MEMBERS)
+    assert growing(small, efforts(db, Page, {"look": look}, settles=False)) == {}, "with a planner that knows nothing"
+    counted(Page)
+    counted(Latch)
+    large = efforts(db, Page, {"look": look}, settles=False)
+    assert growing(small, large) == {}, "with a planner that knows the tables"
+    print(f"\n{db.case.name}: a look at {len(KEYS)} latches read {small['look'].amount}, then {large['look'].amount}")
+
+
 # -- rows that a call does not need are not read ----------------------------------------------------------------------
 
 
@@ -406,7 +455,7 @@ def crowded(sync_db: Database) -> Database:
 
 # -- the number of rows read from a history does not depend on the number of other attempts ---------------------------
 
-__all__ = ["sync_archive"]
+__all__ = ["sync_archive", "sync_flow"]
 
 SOME = 50
 """The number of attempts that each call finds."""
