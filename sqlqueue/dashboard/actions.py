@@ -112,9 +112,11 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
     reason, by = what.text("reason") or None, viewer.name[:LONGEST_NAME]
     match what.action:
         case Action.PAUSE:
-            return lambda session: operations.pause(session, entity, topic, reason=reason, paused_by=by)
+            part = _key_to_pause(what)
+            return lambda session: operations.pause(session, entity, topic, key=part, reason=reason, paused_by=by)
         case Action.RESUME:
-            return lambda session: operations.resume(session, entity, topic)
+            part = _key_to_pause(what)
+            return lambda session: operations.resume(session, entity, topic, key=part)
         case Action.SET_LIMIT:
             number = whole_number(what.text("limit"))
             return lambda session: operations.set_limit(session, entity, key, number)
@@ -124,6 +126,15 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
     if what.action is Action.UNSCHEDULE:
         return lambda session: operations.unschedule(session, entity, *where)
     return lambda session: operations.reschedule(session, entity, *where, schedule=schedule)
+
+
+def _key_to_pause(what: RequestedAction) -> Any:
+    """Return the key of the queue that the form gives, if any; 400 if it is not one."""
+    text, column = what.texts.get("of_key"), what.spec.keyed_by
+    try:
+        return value(column, text) if text and column is not None else text or None
+    except ArgumentError as error:
+        raise HTTPException(400, str(error)) from error
 
 
 def _back(request: Request, what: RequestedAction, change: str | None = None) -> str:

@@ -19,13 +19,13 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..lifecycle.kind import Cause
 from ..model.companions import history_of, latches_of
-from ..operations import Around, Bucket, Explanation, PastAttempt, around, reported
-from ..operations.filtering import exactly, identity
+from ..operations import Around, Bucket, Explanation, KeyState, PastAttempt, around, reported
+from ..operations.filtering import exactly, identity, value, written
 from ..operations.paging import SCAN, Page, find_all, key_of, page
 from ..operations.reactivating import EDITABLE
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
-from ..sql import utcnow
+from ..sql import COUNTED, utcnow
 from ..transaction import open_
 from .access import CELL, LONGEST, Action, Exposure
 from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
@@ -134,6 +134,16 @@ def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
 # -- the page of a queue: its figures, and its tasks by a filter ------------------------------------------------------
 
 
+KEYS = 20
+"""The maximum number of keys shown of a queue."""
+
+
+def read_keys(session: Session, spec: QueueSpec, after: str | None) -> list[KeyState]:
+    """Return the keys of a queue that come after one, given as text: one more than a page shows."""
+    start = value(spec.keyed_by, after) if after and spec.keyed_by is not None else None
+    return operations.keys(session, spec.entity, first=KEYS + 1, after=start)
+
+
 async def show_queue(request: Request) -> Response:
     """Show a queue, and the tasks that the filter in the URL selects."""
     site, query = site_of(request), request.query_params
@@ -142,8 +152,12 @@ async def show_queue(request: Request) -> Response:
     chosen, sort, problem = Filter.of(query, exposure.filters_of(spec)), Sort(), None
     after, before = (query.get(name) for name in ("after", "before"))
     tasks: TaskList | None = None
+    keys: list[KeyState] = []
+    after_key = query.get("after_key")
     try:
         sort = Sort.of(query)
+        if spec.keyed_by is not None:
+            keys = await site.read(("keys", spec, after_key), partial(read_keys, spec=spec, after=after_key), spec)
         read = partial(read_list, exposure=exposure, spec=spec, chosen=chosen, sort=sort, after=after, before=before)
         tasks = await site.read(("tasks", spec, tuple(chosen.query.items()), sort, after, before), read, spec)
     except ArgumentError as error:
@@ -164,6 +178,12 @@ async def show_queue(request: Request) -> Response:
         figures=figures,
         pauses=pauses,
         stages=stages,
+        keys=keys[:KEYS],
+        next_key=written(keys[KEYS - 1].key) if len(keys) > KEYS else None,
+        after_key=after_key,
+        counted=COUNTED,
+        written=written,
+        key_text=key_text,
         ended=None if buckets is None else Ended.of(buckets),
         charts=[] if buckets is None else _charts(spec, buckets, period),
         period=period,

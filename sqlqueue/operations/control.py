@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
-from enum import Enum
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, all_but, has_come, is_due, picks, present_status, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
-from .filtering import value
+from .filtering import value, written
 from .recording import Shown, moments_read
 
 # -- limits: how many tasks with the same ``limit_key`` may run at once -----------------------------------------------
@@ -300,7 +299,7 @@ def keyed_column(spec: QueueSpec) -> Column[Any]:
 def _place_of_key(spec: QueueSpec, key: Any) -> str | None:
     """Return the key of the row that records the pause of a key, ``None`` if it cannot be written as text."""
     column = keyed_column(spec)
-    text = key.name if isinstance(key, Enum) else key.isoformat() if isinstance(key, date) else str(key)
+    text = written(key)
     place = f"{spec.table.fullname}{_IS}{text}"
     with suppress(ArgumentError):
         if len(place) <= LONGEST_PLACE and value(column, text) == key:

@@ -80,6 +80,11 @@ def value(column: ColumnElement[Any], text: str) -> Any:
         raise ArgumentError(f"{text!r} is not a value for {column}, which has the type {column.type}") from error
 
 
+def written(found: Any) -> str:
+    """Return the text of a value of a column that :func:`value` turns into the same value."""
+    return str(found.name if isinstance(found, Enum) else found.isoformat() if isinstance(found, date) else found)
+
+
 def _kind(column: ColumnElement[Any]) -> type[Any]:
     try:
         return column.type.python_type

@@ -172,6 +172,31 @@ def test_pause_and_resume(app: TestClient, sessions: sessionmaker[Any]) -> None:
         assert session.paused(Email) == []
 
 
+def test_keys_are_shown_and_paused(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    """Those of one page, with what keeps their tasks from starting; the form names the key as text."""
+    shown = app.get("/queue/crawl").text
+    row = shown[shown.index('<th scope="row">a.org') :].partition("</tr>")[0]
+    assert "■ full" in row
+    assert "limit_key=a.org&amp;limit=2" in row
+    question = app.get("/queue/crawl/confirm/pause", params={"of_key": "a.org"}).text
+    assert "Key <b>a.org</b>" in question
+    page = app.post("/queue/crawl/pause", data={"of_key": "a.org", "reason": "it is down"}).text
+    assert "The key <b>a.org</b> was paused by ada" in page
+    with sessions() as session:
+        assert [pause.key for pause in session.paused(Crawl)] == ["a.org"]
+    assert "tasks with the key a.org again" in app.get("/queue/crawl/confirm/resume", params={"of_key": "a.org"}).text
+    app.post("/queue/crawl/resume", data={"of_key": "a.org"})
+    with sessions.begin() as session:
+        assert session.paused(Crawl) == []
+        session.add_all([Crawl(limit_key=f"site {n:02}") for n in range(30)])
+    assert "after_key=site+18" in app.get("/queue/crawl?after_key=a").text
+    later = app.get("/queue/crawl?after_key=site+18").text
+    assert ['<th scope="row">site 18' in later, '<th scope="row">site 19' in later] == [False, True]
+    for queue, key in (("email", "x"), ("crawl", "\0")):
+        assert app.post(f"/queue/{queue}/pause", data={"of_key": key}).status_code == 400
+    assert app.get("/queue/crawl?after_key=%00").status_code == 400
+
+
 def test_set_a_limit_and_reschedule(app: TestClient, sessions: sessionmaker[Any]) -> None:
     app.post("/queue/crawl/set-limit", data={"limit_key": "a.org", "limit": "7"})
     app.post("/queue/digest/reschedule", data={"key": "1", "schedule": "PT5M"})
