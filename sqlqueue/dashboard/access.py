@@ -135,7 +135,7 @@ class Action(StrEnum):
     DISCARD = "discard"
     """Discard unfinished tasks."""
     PAUSE = "pause"
-    """Pause a queue or a topic."""
+    """Pause a queue, a topic or a key."""
     RESUME = "resume"
     """Resume it."""
     SET_LIMIT = "set-limit"

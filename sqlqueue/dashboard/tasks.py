@@ -134,7 +134,7 @@ def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
 # -- the page of a queue: its figures, and its tasks by a filter ------------------------------------------------------
 
 
-KEYS = 20
+KEYS = 10
 """The maximum number of keys shown of a queue."""
 
 

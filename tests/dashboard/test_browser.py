@@ -27,6 +27,7 @@ PAGES = {
     "task": "/queue/email/task?key=62",
     "hostile": "/queue/email/task?key=151",
     "pipeline": "/queue/orders",
+    "keys": "/queue/crawl",
     "search": "/search?search=user",
     "errors": "/errors",
     "schedules": "/schedules",
