@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, and_, func, select
 
 from .._support.checks import count
 from .._support.errors import ArgumentError, Claim
+from .._support.texts import key_text
 from ..model.companions import OUTCOMES, latches_of
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL
 from ..queue.spec import Criterion, QueueSpec, Where
-from ..sql import either, only
+from ..sql import COUNTED, capped_count, either, only, utcnow
 from ..transaction import Access, AnySession, is_restricted, refuse_if_restricted, row_of, running, session_of, within
 from .bulk import cancel_where
 from .latches import COMPLETED, EVENT, FAILED, SEALED, SKIPPED, Latches, has_failed
@@ -261,7 +262,7 @@ def batches(session: AnySession, entity: type[QueueMixin], *, ended: bool = Fals
     c = latches.c
     names = ("id", "created_at", "opened_at", "broken_at", "sealed", "discarded", "cancelled")
     asked = select(*(c[name] for name in names))
-    asked = asked.where(c.sealed != EVENT, c.id.not_like(f"%{PART}%")).limit(count("limit", limit))
+    asked = asked.where(_is_batch(latches)).limit(count("limit", limit))
     closed = read(latches, spec, asked.where(c.opened_at.is_(None)).order_by(c.created_at))
     opened: Sequence[Any] = ()
     if ended and len(closed) < limit:
@@ -272,6 +273,48 @@ def batches(session: AnySession, entity: type[QueueMixin], *, ended: bool = Fals
     failed.update({row.id: (row.discarded or 0) + (row.cancelled or 0) for row in opened})
     every = (*closed, *opened)
     return [BatchInfo(**_facts(row, unfinished=unfinished[row.id], failed=failed[row.id])) for row in every]
+
+
+def unfinished_batches(
+    session: AnySession, entity: type[QueueMixin], *, cap: int = 10_000
+) -> tuple[int, timedelta | None]:
+    """Return the number of batches that have not ended, ``cap`` at the most, and the age of the oldest of these."""
+    session, spec = session_of(session), flow_spec(entity)
+    latches = Latches.of(session, spec)
+    some = select(latches.c.created_at).where(_is_batch(latches), latches.c.opened_at.is_(None)).limit(cap).subquery()
+    found: Any = select(func.count(), func.min(some.c.created_at), utcnow()).select_from(some)
+    ((number, since, now),) = read(latches, spec, found)
+    return number, None if since is None else now - since
+
+
+def _is_batch(latches: Latches) -> Criterion:
+    return and_(latches.c.sealed != EVENT, latches.c.id.not_like(f"%{PART}%"))
+
+
+def waited_text(session: AnySession, spec: QueueSpec, key: str) -> str:
+    """Return what is missing until a latch opens, as far as the session sees it, with examples."""
+    latches = Latches.of(session_of(session), spec)
+    ids, c, rows = [*below(latches, [key])], latches.c, latches.adapter.rows
+    closed = (c.sealed == EVENT, c.opened_at.is_(None), rows.one_of(spec, c.id, ids))
+    told = [f"the event {each!r} is not open" for (each,) in read(latches, spec, select(c.id).where(*closed).limit(3))]
+    left, total, examples = 0, 0, list[str]()
+    for each in latches.flows.values():
+        members = within(latches.session, each, (rows.one_of(each, each["reports_to"], ids),))
+        unfinished = each["finished_at"].is_(None)
+        counts: list[Any] = [capped_count(each, *members, unfinished), capped_count(each, *members)]
+        ((some, every),) = read(latches, each, select(*(number.label(None) for number in counts)))
+        left, total = left + some, total + every
+        asked = select(each["status"], *each.primary_key).select_from(each.mapper.persist_selectable)
+        for criterion in (unfinished, has_failed(each)) if every else ():
+            for state, *identity in read(latches, each, asked.where(only(each, *members, criterion)).limit(1)):
+                examples.append(f"{each.entity.__name__} {key_text(identity)} is {state}")
+    if left:
+        told.append(f"{_many(left)} of {_many(total)} tasks are unfinished")
+    return "; ".join([*told, *examples]) or "nothing of it is unfinished"
+
+
+def _many(number: int) -> str:
+    return f"{number:,}" if number < COUNTED else f"{number:,} or more"
 
 
 def _ends(latches: Latches, keys: Sequence[str], criterion: Any) -> Counter[str]:

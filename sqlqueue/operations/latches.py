@@ -54,7 +54,17 @@ COMPLETED, FAILED, WHENEVER, SKIPPED = "completed", "failed", "final", "skipped"
 """The values of ``waits_when``."""
 EVENT, SEALED, UNSEALED = 0, 1, 2
 """The values of ``sealed``: somebody opens it; its members do, when they have ended; they do once it is sealed."""
+NOT_RUN = "not run: "
+"""The beginning of the error of a task that was cancelled because of another one."""
 _ONE: ColumnElement[int] = literal_column("1")
+
+
+class Ended(NamedTuple):
+    """A latch that a look has opened."""
+
+    key: str
+    counts: Mapping[str, int]
+    """How its members have ended."""
 
 
 class Look(NamedTuple):
@@ -64,6 +74,8 @@ class Look(NamedTuple):
     """How many latches it has opened."""
     left: frozenset[str] = frozenset()
     """Those to look at again in another transaction: others have locked them, or may have opened their members."""
+    ended: Sequence[Ended] = ()
+    """Those that it has opened."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +213,7 @@ class Latches:
 
     def open(self, todo: Collection[str]) -> Look:
         """Open those of ``todo`` that are ripe, and those that this makes ripe, level by level."""
-        opened, left = 0, set[str]()
+        ended, left = list[Ended](), set[str]()
         while todo:
             found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed == SEALED, skips=True)
             left.update(set(todo).difference(row.id for row in found))
@@ -219,11 +231,11 @@ class Latches:
             self.change([row.id for row in late], broken_at=utcnow())
             skipped = self.release([row for row in ripe if row.broken_at is None and row not in late])
             cancelled = self.fail([row for row in ripe if row.broken_at is not None or row in late], early=False)
-            opened += len(ripe)
+            ended += [Ended(row.id, {name: counts[row.id][name] for name in OUTCOMES}) for row in ripe]
             above = self.above(ripe) | skipped | cancelled
             left |= above | self.break_(self.above(late) | cancelled)
             todo = self.ripe(above)
-        return Look(opened, frozenset(left))
+        return Look(len(ended), frozenset(left), ended)
 
     def break_(self, latches: Collection[str]) -> set[str]:
         """Show that members of closed latches have failed: what waits for a failure starts, and what waits for success
@@ -319,7 +331,7 @@ class Latches:
         for spec, ids in self._waiters(rows):
             self._start(spec, ids, FAILED, *(() if early else (WHENEVER,)))
             for key in self._waited_for(spec, ids):
-                ended |= self._end(spec, [key], COMPLETED, error_assignments(spec, f"not run: {self._culprit(key)}"))
+                ended |= self._end(spec, [key], COMPLETED, error_assignments(spec, f"{NOT_RUN}{self._culprit(key)}"))
         return ended
 
     def _waiters(self, rows: Sequence[Any]) -> Iterator[tuple[QueueSpec, list[str]]]:

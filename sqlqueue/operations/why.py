@@ -36,7 +36,10 @@ from ..sql import (
 )
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .control import pauses_of
+from .flows import waited_text
+from .latches import NOT_RUN
 from .paging import finds_finished
+from .placing import PART
 from .recording import attempt_text, brief, reported, spoken, was_set_aside
 from .workers import holder_of, workers
 
@@ -129,6 +132,8 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
     if damage := list(_damage(seen)):
         return damage
     state = _state(seen)
+    if state is not None and state.cause is Cause.WAITS:
+        return [replace(state, text=f"{state.text}: {waited_text(session, seen.spec, seen.values['waits_for'])}")]
     if state is not None and state.cause is Cause.NOT_DUE:
         return [state, *_obstacles(session, seen)]
     if state is not None and state.cause is not Cause.LEASE_EXPIRED:
@@ -182,7 +187,9 @@ def _not_due(status: Status, values: Any, now: datetime) -> Reason:
     moment, tries = values["available_at"], values["attempt"]
     if status is Status.WAITING:
         ends = {"completed": "all of it is completed", "failed": "a part of it has failed"}
-        text = f"it waits for {values['waits_for']!r}, until {ends.get(values['waits_when'], 'all of it is final')}"
+        key = values["waits_for"]
+        what = "other tasks" if PART in key else repr(key)
+        text = f"it waits for {what}, until {ends.get(values['waits_when'], 'all of it is final')}"
         if moment - now > _FAR:  # it was the latest time, which was made representable
             return Reason(cause=Cause.WAITS, text=text)
         return Reason(cause=Cause.WAITS, text=f"{text}, or until {moment_text(moment)}", until=moment)
@@ -196,7 +203,7 @@ def _not_due(status: Status, values: Any, now: datetime) -> Reason:
 def _finished(status: Status, values: Any) -> Reason:
     moment, error = values["finished_at"], values["error"]
     when = f"at {moment_text(moment)}" if moment else "before its table became a queue"
-    is_why = error and (status is Status.DISCARDED or error == EXPIRED)
+    is_why = error and (status is Status.DISCARDED or error == EXPIRED or error.startswith(NOT_RUN))
     because = f": {error.partition(chr(10))[0]}" if is_why else ""
     text = f"it was {status.value} {when}{because}"
     return Reason(cause=Cause.FINISHED, text=text, since=moment, by=values["claimed_by"])

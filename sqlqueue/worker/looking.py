@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from ..model.companions import LatchTable, latches_of
 from ..operations.latches import LATE, MOST, Latches, Look
+from ..operations.placing import PART
 from ..queue.spec import Identity, QueueSpec
 from ..transaction import Access, subscribe
 from .context import WorkerContext
@@ -115,6 +116,7 @@ class LatchWatch:
         begun = time.monotonic()
         found = await self._transact(partial(_find, among=hints, failed=failed))
         look = await self._open(found)
+        self._context.reports.looked("look", time.monotonic() - begun)
         if self._hints:
             self._some.set()
         self._hints.update(dict.fromkeys(look.left))
@@ -136,6 +138,7 @@ class LatchWatch:
         found = await self._transact(partial(_find_all, since=since))
         look = await self._open(found)
         self._swept = begun
+        self._context.reports.looked("sweep", time.monotonic() - begun)
         self._hints.update(dict.fromkeys(look.left))
         if self._hints:
             self._some.set()
@@ -155,7 +158,11 @@ class LatchWatch:
     async def _open(self, found: _Found) -> Look:
         if not (found.ripe or found.broken or found.late):
             return Look(0)
-        return await self._transact(partial(_open, found=found), Access.SKIP)
+        look = await self._transact(partial(_open, found=found), Access.SKIP)
+        for key, counts in look.ended:
+            if PART not in key:
+                self._context.reports.batch_ended(key, counts)
+        return look
 
     async def _transact(self, work: Callable[[Latches], R], access: Access = Access.READ) -> R:
         spec = self._spec
@@ -179,8 +186,8 @@ def _find_all(latches: Latches, since: timedelta | None) -> _Found:
 
 def _open(latches: Latches, found: _Found) -> Look:
     above = latches.release_late(found.late) | latches.break_(found.broken)
-    opened, left = latches.open(found.ripe)
-    return Look(opened, left | above)
+    look = latches.open(found.ripe)
+    return look._replace(left=look.left | above)
 
 
 def watches_of(context: WorkerContext) -> list[LatchWatch]:

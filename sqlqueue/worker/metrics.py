@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, Summary, generate_latest
 from prometheus_client import Counter as Count
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,6 +36,8 @@ class PrometheusMetrics(Collector):
         self._scraped: float | None = None
         self.overviews: dict[str, QueueOverview] = {}
         """The figures of the queues, by the names of their tables."""
+        self.batches: dict[str, tuple[int, timedelta | None]] = {}
+        """The number of unfinished batches, and the age of the oldest, by the tables of latches."""
         self._registry = CollectorRegistry()
         counters = {
             "claimed": self._counter("sqlqueue_tasks_claimed", "Tasks claimed.", *TASKS),
@@ -60,6 +62,8 @@ class PrometheusMetrics(Collector):
         self._labelled = cache(lambda event, *labels: counters[event].labels(*labels) if labels else counters[event])
         self._finished, self._seconds = cache(finished.labels), cache(seconds.labels)
         self._errors = cache(errors.labels)
+        looks = Summary("sqlqueue_look_seconds", "Time of looks at latches.", ("kind",), registry=self._registry)
+        self._looks = cache(looks.labels)
         self._registry.register(self)
 
     def _counter(self, name: str, text: str, *labels: str) -> Count:
@@ -80,6 +84,10 @@ class PrometheusMetrics(Collector):
     def count_error(self, spec: QueueSpec, function: str | None, group: str, name: str, number: int) -> None:
         """Count attempts that failed, by the group of their error and the name of its class."""
         self._errors(spec.name, function or "", group, name).inc(number)
+
+    def looked(self, kind: str, seconds: float) -> None:
+        """Record how long a look at latches took."""
+        self._looks(kind).observe(seconds)
 
     def exposition(self) -> bytes:
         """Return the metrics as text for Prometheus.  Sends nothing to the database."""
@@ -115,6 +123,13 @@ class PrometheusMetrics(Collector):
         away = "Seconds for which the database has not responded to the worker."
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, liveness.away_seconds))
         yield from queue_metrics(self.overviews if self.is_watched else {})
+        unfinished = GaugeMetricFamily("sqlqueue_batches_unfinished", "Batches that have not ended.", labels=["table"])
+        waits = "Seconds since the oldest batch that has not ended was created; 0 if there is none."
+        oldest = GaugeMetricFamily("sqlqueue_oldest_batch_seconds", waits, labels=["table"])
+        for table, (number, age) in self.batches.items() if self.is_watched else ():
+            unfinished.add_metric([table], number)
+            oldest.add_metric([table], _seconds(age))
+        yield from (unfinished, oldest)
 
 
 class _Queues(Collector):

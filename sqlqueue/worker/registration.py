@@ -22,6 +22,7 @@ from .._support.texts import host_name
 from ..dialects.base import Adapter
 from ..model.companions import EVERY, history_of, latches_of, worker_table
 from ..operations.control import unserved_functions
+from ..operations.flows import unfinished_batches
 from ..operations.upkeep import exhausted
 from ..operations.workers import ENDED, Command, release_held, silent_workers
 from ..queue.spec import QueueSpec
@@ -306,6 +307,8 @@ def _report_depth(session: Session, spec: QueueSpec, telemetry: Telemetry) -> in
 def _measure(session: Session, spec: QueueSpec, prometheus: PrometheusMetrics) -> int:
     if prometheus.is_watched:
         prometheus.overviews[spec.name] = operations.overview(session, spec.entity)
+        if (latches := latches_of(spec)) is not None:
+            prometheus.batches[latches.table.fullname] = unfinished_batches(session, spec.entity)
     return 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -450,6 +450,18 @@ class Reports:
         """Report that a call with several tasks has failed, and is repeated with fewer."""
         text = "%s: a call with %d tasks failed (%s), each half of them is tried again"
         logger.info(text, jobs[0].handler.spec.name, len(jobs), brief(error_text(error)))
+
+    def batch_ended(self, key: str, counts: Mapping[str, int]) -> None:
+        """Report that all members of a batch have ended, as an error if some have failed."""
+        failed = counts["discarded"] + counts["cancelled"]
+        told = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number) or "without members"
+        facts = {"batch": key, **counts}
+        logger.log(logging.ERROR if failed else logging.INFO, "the batch %s has ended: %s", key, told, extra=facts)
+
+    def looked(self, kind: Literal["look", "sweep"], seconds: float) -> None:
+        """Record how long a look at latches took."""
+        if self.prometheus is not None:
+            self.prometheus.looked(kind, seconds)
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Count and log an error of the worker's own statements, which are retried after ``pause``.

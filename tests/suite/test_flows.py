@@ -426,7 +426,23 @@ def test_why_a_task_waits(flow: Database) -> None:
     with flow.begin() as session:
         note = session.scalar(select(Note).where(Note.name == "completed"))
         (reason,) = session.why(note).reasons
-    assert (reason.cause, reason.text) == (Cause.WAITS, "it waits for 'import', until all of it is completed")
+        (first, *_) = session.find(Page)
+        assert (reason.cause, reason.text) == (
+            Cause.WAITS,
+            "it waits for 'import', until all of it is completed: 3 of 3 tasks are unfinished; "
+            f"Page {first.id} is available",
+        )
+        session.enqueue(Note(name="both"), after=[first, "label:7"])
+        session.discard(session.claim(Page, Page.id == first.id), "boom")
+        (reason,) = session.why(session.scalar(select(Note).where(Note.name == "both"))).reasons
+        assert reason.text == (
+            "it waits for other tasks, until all of it is completed: the event 'label:7' is not open; "
+            f"Page {first.id} is discarded"
+        )
+    flow.committed.advance(Page)
+    with flow.begin() as session:
+        (reason,) = session.why(session.scalar(select(Note).where(Note.name == "both"))).reasons
+    assert reason.text.endswith(f": not run: Page {first.id} was discarded")
 
 
 # -- members and waiters that are added later, and events --------------------------------------------------------------

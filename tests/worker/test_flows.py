@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from sqlqueue import Discard
 from sqlqueue.sql import utcnow
+from sqlqueue.worker import registration
 from tests.suite.test_flows import ends
 from tests.support.flows import Latch, Note, Page, flow
 from tests.support.harness import Database
 from tests.support.workers import LONG, Workers, eventually
+from tests.worker.test_observability import metric
 
 pytestmark = pytest.mark.sync_only
 
@@ -83,3 +87,36 @@ def test_a_worker_releases_what_waits(flow: Database, workers: Workers, hints: s
         eventually(lambda: ends(flow, Note)["end"] == "completed")
     counts = Counter(ran)
     assert counts == {**{f"page {n}": 1 for n in range(20)}, "last": 2, "refund": 1, "end": 1}
+
+
+@pytest.mark.one_engine
+def test_a_worker_tells_of_batches_in_its_log_and_metrics(
+    flow: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "MEASURE_EVERY", timedelta(seconds=0.05))
+    caplog.set_level(logging.INFO)
+    for key, names in (("good", ["a", "b"]), ("bad", ["a", "fails"]), ("long", ["a", "later"])):
+        with flow.begin() as session, session.batch(key) as batch:
+            first = batch.add(Page, [{"name": name} for name in names])
+            batch.add(Note(name="n"), after=first)  # whose predecessors are no batch
+    flow.execute(update(Page).where(Page.name == "later").values(status="scheduled", available_at=utcnow(LONG)))
+    worker = workers.make()
+
+    @worker.handler(Page)
+    def handle(page: Page) -> None:
+        if page.name == "fails":
+            raise Discard("no")
+
+    worker.handler(Note)(lambda note: None)
+    worker.metrics()  # from now on, somebody reads them
+    with workers.start(worker):
+        eventually(lambda: metric(worker.metrics(), "batches_unfinished", table=Latch.__tablename__) == 1)
+        assert (metric(worker.metrics(), "oldest_batch_seconds", table=Latch.__tablename__) or 0) > 0
+        assert metric(worker.metrics(), "look_seconds_count", kind="look")
+        eventually(lambda: metric(worker.metrics(), "look_seconds_count", kind="sweep"))
+    told = {each.batch: each for each in caplog.records if hasattr(each, "batch")}
+    assert {(key, each.levelname, each.getMessage()) for key, each in told.items()} == {
+        ("good", "INFO", "the batch good has ended: 3 completed"),
+        ("bad", "ERROR", "the batch bad has ended: 1 completed, 1 discarded, 1 cancelled"),
+    }
+    assert told["bad"].discarded == 1
