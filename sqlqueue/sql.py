@@ -48,7 +48,7 @@ from ._support.errors import ArgumentError
 from ._support.private import cached_with, tables_in
 from ._support.texts import is_error_group
 from .queue.options import DUE, FINAL, AttemptOutcome, Status
-from .queue.spec import CACHE_SIZE, Criterion, Ordering, QueueSpec, StatementCache, Where, conjuncts
+from .queue.spec import CACHE_SIZE, Criterion, Identity, Ordering, QueueSpec, StatementCache, Where, conjuncts
 
 # -- the library's own column types, which migrations show as the SQLAlchemy types that they wrap ---------------------
 
@@ -243,7 +243,8 @@ class KeyText(WrappedType[str]):
 #
 # - ``available_at``: of a task that waits, when it is due; of a running one, when its lease ends; of a final one, when
 #   it became final.
-# - ``claim_token``: negative if a worker made the claim, see :class:`.WorkerTokens`; 0 in rows that were never claimed.
+# - ``claim_token``: negative if a worker made the claim, see :class:`.WorkerTokens`; 0 in rows that were never claimed;
+#   :data:`REACTIVATED` in queues whose keys keep their order.
 # - ``claimed_at``: NULL in a running row says that the task was enqueued again while it ran.
 # - ``max_attempts``: the number of the last attempt.  ``attempt`` never decreases, so an attempt that is not to count
 #   raises ``max_attempts`` as well.
@@ -252,6 +253,8 @@ class KeyText(WrappedType[str]):
 Assignment: TypeAlias = tuple[Column[Any], Any]
 LARGEST = 2**31 - 1
 """The largest number that an integer column holds on every engine."""
+REACTIVATED = 1
+"""The token of tasks that were final, and have not been claimed since: later ones of their keys may be running."""
 
 
 def state(status: Status) -> ColumnElement[str]:
@@ -698,6 +701,10 @@ class Lanes:
     """How many rows of a lane may be claimed, one after another from the first unfinished one; any, if ``None``."""
     free: Criterion | None = None
     """Whether a row may be claimed if those before it in its lane are final, or claimed with it."""
+    first: Pick | None = None
+    """The rows that come first in their lanes now, which nothing holds, if only these may be claimed."""
+    unkeyed: Pick | None = None
+    """The rows of no lane, in the order of their times, if only the first of a lane may be claimed."""
     is_of_one: bool = False
     """Whether the criteria name a row by its primary key, which may be claimed only if it is the first of its lane."""
     made: StatementCache = field(default_factory=StatementCache, init=False, repr=False)
@@ -732,7 +739,8 @@ class Pick:
         """Return a copy without the rows with ``keys``: SKIP LOCKED does not skip the transaction's own locks."""
         lanes = self.lanes and replace(self.lanes, ordered=self.lanes.ordered.without(keys))
         if lanes is not None and lanes.free is not None:  # these rows still come before others in their lanes
-            return replace(self, lanes=replace(lanes, free=and_(lanes.free, ~keys)))
+            unkeyed = lanes.unkeyed and lanes.unkeyed.without(keys)
+            return replace(self, lanes=replace(lanes, free=and_(lanes.free, ~keys), unkeyed=unkeyed))
         return replace(self, where=(*self.where, ~keys), lanes=lanes)
 
     def lane(self, of: Criterion, limit: int) -> Pick:
@@ -904,6 +912,15 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
     terms = may_be_first.where
     fixed = [term for term in terms if fixes([term], column)]
     listed_keys = fixed[:1] or [term for term in [listing(terms, [column])[1]] if term is not None]
+    holding = (_nothing_holds(spec),) if spec.discarded_hold else ()
+    unkeyed = replace(
+        may_be_first,
+        state=(spec["finished_at"].is_(None), has_come(spec), *may_be_first.state),
+        where=(*terms, column.is_(None)),
+        order=spec.unkeyed_order,
+        index=spec.index_name("unkeyed"),
+        exact=False,
+    )
     lanes = Lanes(
         column=column,
         within=(),
@@ -915,7 +932,9 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         excluded=frozenset(value for term in terms for value in excluded(term, column)),
         run=run,
         is_of_one=all(fixes(terms, each) for each in spec.primary_key),
-        free=and_(*may_be_first.state, *terms, *((_nothing_holds(spec),) if spec.discarded_hold else ())),
+        free=and_(*may_be_first.state, *terms, *holding),
+        first=replace(may_be_first, where=(*terms, _is_first(spec), *holding)),
+        unkeyed=unkeyed if column.nullable else None,
     )
     pick = Pick(
         spec=spec,
@@ -929,6 +948,43 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         lanes=lanes,
     )
     return lru_cache(CACHE_SIZE)(lambda limit: replace(pick, limit=limit))
+
+
+def follower(spec: QueueSpec, key: Any, identity: Identity) -> Pick:
+    """Return the first unfinished row after this one of a key that keeps its order, of those that are not reactivated:
+    the only one after it that may have been started."""
+    values: Any = dict(zip(spec.primary_key, identity, strict=True))
+    order = [Ordering(column, descending=True) for column in spec.primary_key if column is not spec.sequence]
+    return Pick(
+        spec=spec,
+        state=(spec["finished_at"].is_(None), spec["claim_token"] != literal_column(str(REACTIVATED))),
+        where=(spec.sequence == key, or_(*before(order, values))),
+        order=spec.sequence_order,
+        limit=1,
+        index=spec.index_name("order"),
+        exact=False,
+    )
+
+
+def _is_first(spec: QueueSpec) -> Criterion:
+    """Return the criterion that a row is the first unfinished one of its key."""
+    first = spec.table.alias("first")
+    of: Any = spec.sequence
+    unfinished = (first.c[spec["finished_at"].name].is_(None), first.c[of.name] == of)
+    order = [first.c[term.column.name] for term in spec.sequence_order if term.column is not of]
+    numbers = [column for column in spec.primary_key if column is not of]
+    return and_(
+        *(
+            number
+            == select(first.c[number.name])
+            .where(*unfinished)
+            .order_by(*order)
+            .limit(1)
+            .correlate_except(first)
+            .scalar_subquery()
+            for number in numbers
+        )
+    )
 
 
 def _nothing_holds(spec: QueueSpec) -> Criterion:

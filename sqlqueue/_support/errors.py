@@ -49,7 +49,7 @@ _TOKENS = 2**63 - 1
 
 def new_token() -> int:
     """Return a random token that no other claim has, across processes, hosts and copies of the database."""
-    return 1 + secrets.randbelow(_TOKENS)
+    return 2 + secrets.randbelow(_TOKENS - 1)
 
 
 class WorkerTokens:

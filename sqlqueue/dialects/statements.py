@@ -38,7 +38,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
-from ..sql import EDGE, Assignment, Pick, UniqueBy, merged, remove, utcnow, write
+from ..sql import EDGE, REACTIVATED, Assignment, Pick, UniqueBy, merged, remove, utcnow, write
 from .connections import Connections
 from .naming import Product
 
@@ -770,27 +770,35 @@ class Rows(ABC):
     ) -> Sequence[Identity]:
         """Lock the rows that are not locked and still match; return them.  Where only one session writes, all match.
 
-        In a queue with limits, they match if they still have the keys ``of`` lanes, whose slots they are to hold.
+        Unless keys only share the queue, rows match if they still have the keys ``of`` lanes.
         """
         if self.connections.one_writer:
             return keys
-        pick, lanes = request.pick, request.pick.lanes
-        if lanes is not None and of is not None and pick.spec.is_limited:
+        pick, column = request.pick, request.pick.spec.keyed_by
+        if of is not None and column is not None and (pick.spec.is_limited or pick.spec.sequence is not None):
             together: dict[Any, list[Identity]] = {}
             for identity in keys:
                 together.setdefault(of[identity], []).append(identity)
-            has = {key: lanes.column.is_(None) if key is None else lanes.column == key for key in together}
+            has = {key: column.is_(None) if key is None else column == key for key in together}
             if len(has) > 1:
                 has = {key: and_(each, self.key_in(pick.spec, together[key])) for key, each in has.items()}
             pick = replace(pick, where=(*pick.where, or_(*has.values())))
         return self.lock_keys(session, pick, keys, len(keys), locks_only=not request.assignments)
 
-    def free_rows(self, session: Session, pick: Pick, keys: Sequence[Any], number: int) -> dict[Any, list[Identity]]:
-        """Return the primary keys of the first ``number`` rows of each lane, up to the first one that is not free."""
+    def free_rows(
+        self, session: Session, pick: Pick, keys: Sequence[Any], number: int
+    ) -> tuple[dict[Any, list[Identity]], set[Any]]:
+        """Return the primary keys of the first ``number`` rows of each lane, up to the first one that is not free, and
+        the lanes whose first row has been reactivated.
+        """
         lanes: Any = pick.lanes
-        free = case((lanes.free, literal_column("1")), else_=literal_column("0")).label("free")
+        again: Any = pick.spec["claim_token"] == literal_column(str(REACTIVATED))
+        way = case((again, literal_column("2")), else_=literal_column("1"))
+        free = case((lanes.free, way), else_=literal_column("0")).label("free")
         rows = self._first_rows(session, pick, keys, number, free)
-        return {key: [row[:-1] for row in takewhile(itemgetter(-1), some)] for key, some in rows.items()}
+        free_rows = {key: list(takewhile(itemgetter(-1), some)) for key, some in rows.items()}
+        reactivated = {key for key, some in free_rows.items() if some and some[0][-1] > 1}
+        return {key: [row[:-1] for row in some] for key, some in free_rows.items()}, reactivated
 
     def _first_rows(
         self, session: Session, pick: Pick, keys: Sequence[Any], number: int, *also: ColumnElement[Any]

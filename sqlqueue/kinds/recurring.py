@@ -24,7 +24,7 @@ from ..lifecycle.transitions import (
     end_assignments,
     forgotten_steps,
     planned_run,
-    restored_key,
+    reactivated,
     tries,
 )
 from ..model.declaration import QueueMixin, counter, option, optional
@@ -415,7 +415,7 @@ def plan_assignments(spec: QueueSpec, moment: datetime, given: Sequence[Assignme
     ]
     return [
         *given,
-        *restored_key(spec),
+        *reactivated(spec),
         (spec["scheduled_for"], case((running, kept_plan), else_=null())),
         *((column, case((running, column), else_=value)) for column, value in restarted),
         (spec["status"], case((running, spec["status"]), else_=state(Status.SCHEDULED))),

@@ -34,6 +34,7 @@ from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import (
     NEVER,
+    REACTIVATED,
     Assignment,
     UniqueBy,
     all_attempts_after,
@@ -356,12 +357,17 @@ def freed_key(spec: QueueSpec, final: Criterion | None = None) -> list[Assignmen
     return [(former, case((final, kept), else_=former)), (key, case((final, null()), else_=key))]
 
 
-def restored_key(spec: QueueSpec) -> list[Assignment]:
-    """Return the assignments that restore the unique keys that tasks lost when they became final."""
-    if not spec.has_unique_keys:
-        return []
-    key, former = spec["unique_key"], spec["former_key"]
-    return [(key, func.coalesce(key, former)), (former, null())]
+def reactivated(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignments that restore the unique keys that tasks lost when they became final, and mark those that
+    come before later ones of their keys again."""
+    values: list[Assignment] = []
+    if spec.has_unique_keys:
+        key, former = spec["unique_key"], spec["former_key"]
+        values += [(key, func.coalesce(key, former)), (former, null())]
+    if spec.sequence is not None:
+        token = spec["claim_token"]
+        values.append((token, case((is_final(spec), literal_column(str(REACTIVATED))), else_=token)))
+    return values
 
 
 def end_assignments(spec: QueueSpec, status: Status) -> list[Assignment]:
@@ -545,7 +551,7 @@ def replace_assignments(spec: QueueSpec, given: Iterable[str], proposed: Propose
     marked = [enqueued_again(spec, running)] if rerun else []
     values = overwrite_assignments(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
     restarted = [
-        *restored_key(spec),
+        *reactivated(spec),
         clear_crashes(spec, ~running),
         *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
     ]
@@ -595,7 +601,7 @@ def retry_assignments(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments of :func:`.retry`: available now, with all attempts, and with its former key."""
     budget = all_attempts_after(spec, spec["attempt"])
     return [
-        *restored_key(spec),
+        *reactivated(spec),
         *assigned(kind.redriven(spec) for kind in kinds_of(spec)),
         clear_crashes(spec),
         (spec["status"], state(Status.AVAILABLE)),
@@ -609,7 +615,7 @@ def revive_assignments(spec: QueueSpec) -> list[Assignment]:
     """Return the assignments that let tasks wait again that were cancelled because of the end of others."""
     when, moment = spec["waits_when"], spec["available_at"]
     return [
-        *restored_key(spec),
+        *reactivated(spec),
         (when, case((when == "skipped", literal("failed", when.type)), else_=when)),
         (spec["status"], state(Status.WAITING)),
         (moment, literal(NEVER, moment.type)),

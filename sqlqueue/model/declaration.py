@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
+    and_,
     event,
     select,
     text,
@@ -178,10 +179,15 @@ def kind_indexes(spec: QueueSpec) -> list[KindIndex]:
 
 
 def _sequence_indexes(spec: QueueSpec) -> Iterator[KindIndex]:
-    """Yield the indexes that find the first unfinished task of each key, and the discarded ones that hold their key."""
+    """Yield the indexes that find the first unfinished task of each key, tasks without a key that are due, and the
+    discarded ones that hold their key."""
     if spec.sequence is None:
         return
-    yield KindIndex("order", [term.column for term in spec.sequence_order], spec["finished_at"].is_(None))
+    unfinished = spec["finished_at"].is_(None)
+    yield KindIndex("order", [term.column for term in spec.sequence_order], unfinished)
+    if spec.sequence.nullable:
+        columns = [term.column for term in spec.unkeyed_order]
+        yield KindIndex("unkeyed", columns, and_(unfinished, spec.sequence.is_(None)))
     if spec.discarded_hold:
         held = dict.fromkeys([spec["status"], spec.sequence, *spec.primary_key])
         yield KindIndex("held", list(held), spec["status"] == state(Status.DISCARDED))

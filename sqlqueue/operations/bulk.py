@@ -383,7 +383,8 @@ def prune(
     ``created_at``, which is when the table became a queue, and requires ``older_than``.
 
     Rows that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) are kept; ``protected`` of
-    the result is their number.  Members of batches that have not ended are kept, too.
+    the result is their number.  Members of batches that have not ended are kept, too, and dead letters that hold their
+    key (``QueueOptions(sequential=...)``).
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -418,11 +419,14 @@ def is_prunable(spec: QueueSpec, older_than: timedelta | None, *, adopted: bool 
     ages = [each for each in (age, dead_age) if each is not None]
     if not ages:
         raise ArgumentError(f"{name} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)")
-    if dead_age is None:
-        return and_(is_final(spec), spec["finished_at"] <= utcnow(-ages[0]))
     is_dead = spec["status"] == state(Status.DISCARDED)
-    dead = and_(is_dead, spec["finished_at"] <= utcnow(-dead_age))
-    old = dead if age is None else or_(and_(~is_dead, spec["finished_at"] <= utcnow(-age)), dead)
+    if dead_age is None:
+        old = spec["finished_at"] <= utcnow(-ages[0])
+    else:
+        dead = and_(is_dead, spec["finished_at"] <= utcnow(-dead_age))
+        old = dead if age is None else or_(and_(~is_dead, spec["finished_at"] <= utcnow(-age)), dead)
+    if spec.sequence is not None and spec.discarded_hold:  # without it, the next task of its key would start
+        old = and_(old, or_(~is_dead, spec.sequence.is_(None)))
     return and_(is_final(spec), old)
 
 

@@ -21,7 +21,7 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, error_group, error_text, key_text, logger_of, storable, traceback_text
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable
-from ..lifecycle.transitions import end_assignments, error_assignments, planned_run, restored_key, takeover_assignments
+from ..lifecycle.transitions import end_assignments, error_assignments, planned_run, reactivated, takeover_assignments
 from ..model.companions import history_of
 from ..model.declaration import LONGEST_KEY
 from ..queue.options import FINAL, AttemptOutcome, HistoryOptions, Status
@@ -443,7 +443,7 @@ def _write(
         values += end_assignments(spec, Status.DISCARDED)
     else:
         values += [
-            *restored_key(spec),  # consuming has made it final
+            *reactivated(spec),  # consuming has made it final
             (spec["status"], state(Status.SCHEDULED)),
             (spec["available_at"], utcnow(aside.delay)),
             (spec["finished_at"], null()),

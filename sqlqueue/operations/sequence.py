@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import dropwhile, takewhile
 from typing import Any, TypeAlias
 
+from sqlalchemy import or_
 from sqlalchemy.orm import Session
 
 from ..dialects.base import Adapter
 from ..dialects.statements import LANES, ClaimRequest
 from ..queue.spec import Identity
-from ..sql import Pick
+from ..sql import Pick, follower, has_come, is_held
+from ..transaction import ledger_of
 from .turns import Rotation
 
-# A task is the first of its key if no earlier task of the key is unfinished.  It remains so until it is finished, so
-# first tasks are searched for without locks, by a statement that sees one state of the table.  The locks by primary key
-# then decide which session has a task, and whether it may still be claimed.
+# A task is the first of its key if no earlier task of the key is unfinished.  First tasks are searched for without
+# locks, by a statement that sees one state of the table.  The locks by primary key then decide which session has a
+# task, and whether it still is the first of its key, and may be claimed.
+#
+# A final task that is made available again comes before others of its key, one of which may be running, or locked by a
+# claim that is not committed.  All unfinished tasks before that one have been reactivated after its claim.  So a
+# reactivated task waits as long as the first one after it that was not reactivated is running or locked.
 
 VISITED = 8_192
 """The number of keys after which a claim ends: keys whose first task may not be claimed now cost one search each."""
@@ -46,12 +53,12 @@ def claim_in_sequence(
             is_old = False
             visited |= keys & passed
         shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed)
-        lines = _lines(adapter, session, pick, shares, room)
+        lines, reactivated = _lines(adapter, session, pick, shares, room)
         ended = {key for key in lines if key is not None or len(lines[None]) < UNKEYED}
         visited, passed = visited | ended, passed | ended
         if 0 < len(lines) < len(shares):
             rotation.return_to(list(lines)[-1])
-        locked = _lock(adapter, session, request, lines)
+        locked = _lock(adapter, session, request, lines, reactivated)
         tasks += write(session, replace(request, pick=lanes.ordered), locked) if locked else ()
         if request.unreadable:
             readable = set(locked).difference(each.identity for each in request.unreadable)
@@ -63,52 +70,62 @@ def claim_in_sequence(
 
 def _lines(
     adapter: Adapter, session: Session, pick: Pick, shares: Mapping[Any, int], room: int
-) -> dict[Any, Sequence[Identity]]:
-    """Return the tasks that each key could start now, in order, at most its share, until there are enough of them."""
-    run: int = pick.lanes.run  # type: ignore[union-attr,assignment]
+) -> tuple[dict[Any, Sequence[Identity]], set[Any]]:
+    """Return the tasks that each key could start now, in order, at most its share, until there are enough of them; and
+    the keys whose first task has been reactivated."""
+    lanes: Any = pick.lanes
     lines, keys = dict[Any, Sequence[Identity]](), [key for key in shares if key is not None]
-    most = {key: min(max(shares[key], -(-room // len(keys))), run) for key in keys}
+    most = {key: min(max(shares[key], -(-room // len(keys))), lanes.run) for key in keys}
     number = 1 << (max(most.values(), default=1) - 1).bit_length()  # of few sizes, for which there are statements
-    free = adapter.rows.free_rows(session, pick, keys, number) if keys else {}
+    free, reactivated = adapter.rows.free_rows(session, pick, keys, number) if keys else ({}, set())
     for key, share in shares.items():
         if not room:
             break
-        some = min(share, room, run)
-        lines[key] = free[key][:some] if key is not None else _unkeyed(adapter, session, pick, min(room, UNKEYED))
+        if key is None:
+            some = min(room, UNKEYED)
+            unkeyed = lanes.made.get(("unkeyed", some), partial(replace, lanes.unkeyed, limit=some))
+            lines[key] = adapter.rows.lock(session, unkeyed)
+        else:
+            lines[key] = free[key][: min(share, room, lanes.run)]
         room -= len(lines[key])
-    for key in keys if room and run > 1 else ():  # what others could not use
+    for key in keys if room and lanes.run > 1 else ():  # what others could not use
         line = free[key][: min(most[key], len(lines[key]) + room)]
         room -= len(line) - len(lines[key])
         lines[key] = line
-    return lines
-
-
-def _unkeyed(adapter: Adapter, session: Session, pick: Pick, limit: int) -> Sequence[Identity]:
-    """Lock tasks without a key, which wait for no others."""
-    lanes: Any = pick.lanes
-
-    def make() -> Pick:
-        may_start = (*pick.state, *lanes.ordered.state)
-        return replace(
-            pick.lane(lanes.column.is_(None), limit),
-            state=may_start,
-            where=(*lanes.ordered.where, lanes.column.is_(None)),
-        )
-
-    return adapter.rows.lock(session, lanes.made.get(("unkeyed", limit), make))
+    return lines, reactivated
 
 
 def _lock(
-    adapter: Adapter, session: Session, request: ClaimRequest, lines: Mapping[Any, Sequence[Identity]]
+    adapter: Adapter,
+    session: Session,
+    request: ClaimRequest,
+    lines: Mapping[Any, Sequence[Identity]],
+    reactivated: Collection[Any],
 ) -> list[Identity]:
     """Lock the tasks of each key up to the first one that another session has: those after it are left alone."""
     lanes: Any = request.pick.lanes
-    naming = replace(request, pick=lanes.ordered)
-    free: set[Identity] = set(lines.get(None, ()))
-    keyed = {key: line for key, line in lines.items() if key is not None}
-    for later in (False, True):
-        wanted = [each for line in keyed.values() for each in (line[1:] if later else line[:1])]
-        for some in adapter.rows.batches(request.pick.spec, wanted):
-            free.update(adapter.rows.lock_some(session, naming, some))
-        keyed = {key: line for key, line in keyed.items() if line and line[0] in free}
+    later = replace(request, pick=lanes.ordered)
+    first = replace(request, pick=lanes.first)
+    heads = {line[0]: key for key, line in lines.items() if key is not None and line}
+    free = set(lines.get(None, ()))
+    for some in adapter.rows.batches(request.pick.spec, list(heads)):
+        for head in adapter.rows.lock_some(session, first, some):
+            if heads[head] not in reactivated or _is_alone(adapter, session, request, heads[head], head):
+                free.add(head)
+    followers = {each: key for head, key in heads.items() if head in free for each in lines[key][1:]}
+    for some in adapter.rows.batches(request.pick.spec, list(followers)):
+        free.update(adapter.rows.lock_some(session, later, some, followers))
     return [each for line in lines.values() for each in takewhile(free.__contains__, line)]
+
+
+def _is_alone(adapter: Adapter, session: Session, request: ClaimRequest, key: Any, head: Identity) -> bool:
+    """Return whether no task after the reactivated ``head`` of a key is running, or about to; lock the one that might
+    be."""
+    spec = request.pick.spec
+    pick = follower(spec, key, head)
+    found = adapter.rows.candidates(session, pick, 1)
+    if not found:
+        return True
+    idle = replace(pick, state=(or_(~is_held(spec), has_come(spec)),), where=())
+    locked = adapter.rows.lock_keys(session, idle, found, 1, locks_only=not request.assignments)
+    return bool(locked) and found[0] not in ledger_of(session).locked(spec.table)

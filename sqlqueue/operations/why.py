@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from sqlalchemy.orm import Session
@@ -22,12 +22,14 @@ from ..queue.spec import QUEUE_ROLES, Criterion, Identity, Ordering, QueueSpec, 
 from ..sql import (
     COUNTED,
     REACH,
+    REACTIVATED,
     Pick,
     UTCDateTime,
     before,
     capped_count,
     counts_before,
     ended,
+    follower,
     is_token_of_worker,
     picks,
     representable,
@@ -322,6 +324,8 @@ def _sequence(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Re
         doing = _doing(status, holder, moment, seen.now)
         text = f"task {key_text(tuple(identity))} with its key {key!r} comes first: {doing}"
         yield Reason(cause=Cause.KEY_ORDER, text=f"{text}{others}", ahead=ahead)
+    if seen.values["claim_token"] == REACTIVATED:
+        yield from _overtaken(session, adapter, seen)
     if not spec.discarded_hold:
         return
     held = replace(first, state=(spec["status"] == state(Status.DISCARDED),), order=(), index=spec.index_name("held"))
@@ -329,6 +333,19 @@ def _sequence(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Re
     if letter is not None:
         text = f"task {key_text(tuple(letter))} with its key {key!r} was discarded and holds it: retry it"
         yield Reason(cause=Cause.KEY_HELD, text=text)
+
+
+def _overtaken(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:
+    """Yield a reason if a later task of the key was started before this one was made available again."""
+    spec, column = seen.spec, cast("ColumnElement[Any]", seen.spec.sequence)
+    key = seen.columns[column]
+    shown = (spec["status"], spec["claimed_by"], representable(spec["available_at"]), *spec.primary_key)
+    look = adapter.rows.select_candidates(follower(spec, key, seen.identity), *shown)
+    found: Any = adapter.rows.execute(session, spec, look).first()
+    if found is not None and found[0] == Status.RUNNING and found[2] > seen.now:
+        name = key_text(tuple(found[3:]))
+        text = f"task {name} with its key {key!r} was started before this one: it is running on {found[1]}"
+        yield Reason(cause=Cause.KEY_ORDER, text=text)
 
 
 def _doing(status: str, holder: str | None, moment: datetime, now: datetime) -> str:

@@ -266,6 +266,13 @@ class QueueSpec:
         columns: Any = (self["finished_at"], self.sequence, *self.primary_key)
         return tuple(Ordering(column) for column in dict.fromkeys(columns))
 
+    @cached_property
+    def unkeyed_order(self) -> tuple[Ordering, ...]:
+        """The order in which tasks without a key start.  ``finished_at`` and the key, NULL in all, come first, as in
+        their index."""
+        columns: Any = (self["finished_at"], self.sequence, self["available_at"], *self.primary_key)
+        return tuple(Ordering(column) for column in columns)
+
     @property
     def _key_order(self) -> tuple[Ordering, ...]:
         return tuple(Ordering(column) for column in self.primary_key)

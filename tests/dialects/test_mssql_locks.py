@@ -123,7 +123,7 @@ def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -
             seen.add(hinted.name)
             predicate = hinted.dialect_options["mssql"]["where"]
             compiled = predicate.compile(dialect=mssql.dialect(), compile_kwargs={"literal_binds": True})
-            assert str(compiled) in condition, name
+            assert all(term in condition for term in str(compiled).split(" AND ")), name
             if "status" not in str(compiled):
                 continue  # an index of all unfinished tasks is read for those of some states
             further = re.sub(r"coalesce\(\w+\.status, ''\)", "", condition.replace(str(compiled), ""))

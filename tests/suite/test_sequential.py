@@ -8,18 +8,32 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Integer, String, event
+from sqlalchemy import Integer, String, event, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
+from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import turns
+from sqlqueue.queue.spec import spec_of
+from sqlqueue.sql import sequential_picks
 from sqlqueue.worker import fetcher
 from tests.suite import children
 from tests.suite.test_plans import reading
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Ledger, Transfer
 from tests.support.processes import Processes
-from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, insert_many
+from tests.support.rows import (
+    PAST,
+    TOMORROW,
+    analyze,
+    contenders,
+    count,
+    end_leases,
+    ids,
+    insert_many,
+    load_all,
+    without_waiting,
+)
 from tests.support.workers import Workers, eventually
 
 HOUR = timedelta(hours=1)
@@ -133,6 +147,17 @@ def test_a_discarded_task_holds_its_key_until_it_is_retried(db: Database) -> Non
     assert db.committed.claim(Transfer) is None
 
 
+def test_a_discarded_task_is_not_pruned_while_it_holds_its_key(db: Database) -> None:
+    transfers(db, "a", "b", None, status="discarded", finished_at=PAST)
+    transfers(db, "a", "b")
+    db.committed.retry(Transfer, Transfer.id == 2)
+    db.committed.cancel(Transfer, Transfer.id == 2)
+    assert db.committed.prune(Transfer, timedelta(0)) == 2
+    with db.begin() as session:
+        assert claimed(session) == {5}
+    assert [task.id for task in load_all(db, Transfer)] == [1, 4, 5]
+
+
 def test_a_queue_that_continues_after_discarded_tasks(db: Database) -> None:
     """With a key of two columns, subclasses, and deletion on completion."""
     kinds = ["castling", "move"]
@@ -146,6 +171,52 @@ def test_a_queue_that_continues_after_discarded_tasks(db: Database) -> None:
         assert [move.number for move in session.claim_many(Castling, limit=9)] == [2]
         assert sorted(move.number for move in session.consume_many(Move, limit=9)) == [2, 2]
         assert [move.number for move in session.consume_many(Move, limit=9)] == [3, 3]
+    assert db.committed.prune(Move, timedelta(0)) == 2
+
+
+def test_an_earlier_task_that_runs_again_waits_for_the_one_that_is_running(db: Database) -> None:
+    transfers(db, "a", "a", "a", "a", "b")
+    db.committed.cancel(Transfer, Transfer.id.in_([1, 2]))
+    with db.begin() as session:
+        third = session.claim(Transfer, Transfer.account == "a")
+    assert db.committed.rerun(Transfer, Transfer.id.in_([1, 2])) == 2
+    with db.begin() as session:
+        assert claimed(session) == {5}
+    with db.begin() as session:
+        assert reasons(db, 1)[0].cause is Cause.KEY_ORDER
+        assert "task 3 with its key 'a' was started before this one: it is running on " in reasons(db, 1)[0].text
+        session.complete(third)
+    for number in (1, 2, 4):
+        with db.begin() as session:
+            (task,) = session.claim_many(Transfer, limit=50)
+            assert task.id == number
+            session.complete(task)
+
+
+def test_an_earlier_task_that_runs_again_does_not_wait_for_a_claimer_that_has_crashed(db: Database) -> None:
+    transfers(db, "a", "a")
+    db.committed.cancel(Transfer, Transfer.id == 1)
+    with db.begin() as session:
+        assert claimed(session) == {2}
+    db.committed.rerun(Transfer, Transfer.id == 1)
+    assert db.committed.claim(Transfer) is None
+    end_leases(db, Transfer)
+    with db.begin() as session:
+        assert claimed(session) == {1}
+
+
+@pytest.mark.requires("locks_rows")
+def test_an_earlier_task_that_runs_again_waits_for_one_that_is_only_locked(sync_db: Database) -> None:
+    transfers(sync_db, "a", "a", "b", "b")
+    sync_db.committed.cancel(Transfer, Transfer.id.in_([1, 3]))
+    first, second = contenders(sync_db)
+    assert claimed(first, Transfer.account == "a", lease=None) == {2}
+    sync_db.committed.rerun(Transfer, Transfer.id.in_([1, 3]))
+    assert claimed(first) == {3}
+    assert without_waiting(first, lambda: claimed(second)) == set()
+    first.rollback()
+    assert claimed(second) == {1, 3}
+    second.rollback()
 
 
 @pytest.mark.requires("locks_rows")
@@ -190,26 +261,50 @@ def test_no_key_is_out_of_order_when_claimers_are_killed(sync_db: Database, proc
     assert count(sync_db, Ledger) == 0
 
 
+def discard(db: Database) -> None:
+    db.committed.discard(Transfer, Transfer.id == 3, error="broken")
+
+
+def run_an_earlier_one_again(db: Database) -> None:
+    db.committed.rerun(Transfer, Transfer.id == 2)
+    db.committed.claim(Transfer, Transfer.account == "a")
+
+
+def discard_an_earlier_one_again(db: Database) -> None:
+    db.committed.rerun(Transfer, Transfer.id == 2)
+    db.committed.discard(Transfer, Transfer.id == 2, error="broken")
+
+
+def change_its_key(db: Database) -> None:
+    db.execute(update(Transfer.__table__).where(Transfer.id == 3).values(account="b"))
+
+
 @pytest.mark.requires("locks_rows")
-def test_a_task_that_is_discarded_after_a_claim_has_found_it_holds_its_key(sync_db: Database) -> None:
-    transfers(sync_db, "a", "a", "a")
+@pytest.mark.parametrize("change", [discard, run_an_earlier_one_again, discard_an_earlier_one_again, change_its_key])
+def test_a_task_that_is_no_longer_the_first_when_a_claim_locks_it(sync_db: Database, change: Any) -> None:
+    transfers(sync_db, "b", "a", "a", "a")
+    sync_db.committed.cancel(Transfer, Transfer.id == 2)
+    with sync_db.begin() as session:
+        assert claimed(session, Transfer.account == "b", lease=HOUR) == {1}
 
-    def discard(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "UPDATE" in statement and not found:
+    def interfere(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if " free" in statement:
+            seen.append(statement)
+        if "UPDATE" in statement and seen and not found:
             found.append(statement)
-            discarded.append(sync_db.committed.discard(Transfer, Transfer.id == 1, error="broken"))
+            change(sync_db)
 
+    seen: list[str] = []
     found: list[str] = []
-    discarded: list[int] = []
     with sync_db.session() as session:
-        event.listen(session.get_bind(), "before_cursor_execute", discard)
+        event.listen(session.get_bind(), "before_cursor_execute", interfere)
         try:
-            assert session.claim(Transfer) is None
-            assert discarded == [1]
+            assert 3 not in claimed(session, limit=1)
+            assert found
         finally:
-            event.remove(session.get_bind(), "before_cursor_execute", discard)
+            event.remove(session.get_bind(), "before_cursor_execute", interfere)
         session.rollback()
-        assert session.claim(Transfer) is None
+        assert claimed(session) == ({4} if change is change_its_key else set())
 
 
 def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short_one(sync_db: Database) -> None:
@@ -220,6 +315,12 @@ def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short
                 assert len(session.claim_many(Transfer, limit=size)) == size
             amounts.append(read.amount)
         return sorted(amounts)[4]
+
+    def without_key() -> int:
+        (ready,) = sequential_picks(spec_of(Transfer))
+        with other.session() as session, reading(session, sync_db.case) as read:
+            adapter_for(session.get_bind().dialect).rows.lock(session, ready(1).lanes.unkeyed)
+        return read.amount
 
     other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
     ready = {"available_at": PAST, "created_at": PAST, "status": "available", "finished_at": None}
@@ -235,10 +336,14 @@ def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short
     )
     analyze(sync_db, Transfer)
     small = {size: median(size) for size in (1, 20)}
-    insert_many(sync_db, Transfer, *blocked, {**ready, "account": "key 1", "status": "completed", "finished_at": PAST})
+    few = without_key()
+    done = {**ready, "account": "key 1", "status": "completed", "finished_at": PAST}
+    unkeyed = {**ready, "account": None, "status": "scheduled", "available_at": TOMORROW}
+    insert_many(sync_db, Transfer, *blocked, done, *[unkeyed] * 6)
     analyze(sync_db, Transfer)
     for size, amount in small.items():
         assert median(size) <= 3 * amount + 100
+    assert without_key() <= few + 100
 
 
 # -- workers, reasons, and refusals -----------------------------------------------------------------------------------
