@@ -25,7 +25,7 @@ Jobs = Annotated[
         "--jobs", min=1, help="enqueue, drain: number of jobs; a fifth as many where each job is committed separately."
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="enqueue, drain, growth: number of rounds.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="enqueue, drain, growth, keyed: number of rounds.")]
 Processes = Annotated[
     str, typer.Option("--processes", metavar="1,2", help="drain: numbers of concurrent processes, separated by commas.")
 ]
@@ -51,7 +51,8 @@ Sizes = Annotated[
     typer.Option(
         "--sizes",
         metavar="0,1000",
-        help="growth: numbers of finished tasks (and of scheduled tasks), separated by commas.",
+        help="growth: numbers of finished tasks (and of scheduled tasks), separated by commas. keyed: the largest"
+        " one is the number of tasks of one key.",
     ),
 ]
 Delay = Annotated[
@@ -112,6 +113,9 @@ def bench(
     trip takes 2 ms longer; not on SQLite.
 
     growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
+
+    keyed: drains of queues whose keys share them, have limits or keep their order, and of a key with a large backlog,
+    compared with a plain queue. Only with --only keyed.
 
     --peers: procrastinate, chancy, pgqueuer, oban and, with Node.js, graphile-worker, in their latest releases,
     compared with sqlqueue and with hand-written code. A library that cannot be installed or that fails is listed with

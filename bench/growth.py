@@ -22,7 +22,7 @@ from .servertime import ServerTime, read_server_time
 Progress: TypeAlias = Callable[[str], None]
 Model: TypeAlias = type[Any]
 _BATCH = 100
-_CHUNK = 20_000
+CHUNK = 20_000
 """Rows per copying statement and transaction."""
 _TENTHS = 10
 _SNAPSHOT = "REPEATABLE READ"
@@ -103,13 +103,13 @@ def measure_held_snapshot(
     tenth, rates = max(tasks // _TENTHS, 1), list[float]()
     with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other), engine.connect() as reader:
         _enqueue(sessions, model, _BATCH * _TENTHS)
-        _drain(sessions, model, _BATCH * _TENTHS)
+        drain(sessions, model, _BATCH * _TENTHS)
         _enqueue(sessions, model, tenth * _TENTHS)
         with _snapshot(reader, other):
             say(f"draining {tenth * _TENTHS:,} tasks under an old snapshot")
             readings = [read_server_time(engine)]
             for _ in range(_TENTHS):
-                rates.append(_drain(sessions, model, tenth))
+                rates.append(drain(sessions, model, tenth))
                 readings.append(read_server_time(engine))
     return HeldSnapshot(
         rates=tuple(round(rate, 1) for rate in rates),
@@ -144,7 +144,7 @@ def _model(base: type[DeclarativeBase], table: str) -> Model:
 
 def _fill(engine: Engine, model: Model, status: Status, size: int, say: Progress) -> None:
     """Insert rows; the server copies most of them from the first ones."""
-    first = min(size, _CHUNK)
+    first = min(size, CHUNK)
     with engine.begin() as connection:
         start = connection.scalar(select(func.coalesce(func.max(model.id), 0))) or 0
         moments = _moments(connection, status, first)
@@ -155,10 +155,10 @@ def _fill(engine: Engine, model: Model, status: Status, size: int, say: Progress
         ]
         if rows:
             connection.execute(insert(model), rows)
-    for done in range(first, size, _CHUNK):
+    for done in range(first, size, CHUNK):
         say(f"{done:,} of {size:,} tasks are {status}")
         with engine.begin() as connection:
-            _copy(connection, model, start, min(_CHUNK, size - done), by=done)
+            copy_rows(connection, model, start, min(CHUNK, size - done), by=done)
 
 
 def _moments(connection: Connection, status: Status, count: int) -> list[Any]:
@@ -167,7 +167,7 @@ def _moments(connection: Connection, status: Status, count: int) -> list[Any]:
     return [now + way * timedelta(days=1, seconds=n) for n in range(count)]
 
 
-def _copy(connection: Connection, model: Model, start: int, count: int, *, by: int) -> None:
+def copy_rows(connection: Connection, model: Model, start: int, count: int, *, by: int) -> None:
     table = model.__table__
     values: dict[str, ColumnElement[Any]] = {column.name: column for column in table.columns}
     values["id"] = table.c.id + literal_column(str(by))
@@ -181,7 +181,7 @@ def _enqueue(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> 
         session.enqueue(model, [{"id": start + n} for n in range(1, tasks + 1)])
 
 
-def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> float:
+def drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> float:
     """Claim and complete tasks, and return the rate per second."""
     done, begun = 0, time.perf_counter()
     while done < tasks:
@@ -197,7 +197,7 @@ def _measured_drain(
 ) -> tuple[float, float | None]:
     """Drain tasks, and return the rate per second and the server's microseconds per task."""
     before = read_server_time(engine)
-    rate = _drain(sessions, model, tasks)
+    rate = drain(sessions, model, tasks)
     after = read_server_time(engine)
     return rate, None if before is None or after is None else (after - before) / tasks
 

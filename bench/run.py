@@ -19,6 +19,7 @@ from .facts import machine_facts
 from .figures import Figure
 from .forms import drains, enqueues, ways
 from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
+from .keyed import Keyed, measure_keyed
 from .models import Base, KeyKind
 from .peers.measure import PeerPlan, PeerReport, measure_peers
 from .pickup import Pickup, measure_pickup
@@ -28,10 +29,10 @@ from .proxy import proxy
 from .roundtrips import RoundTrips, measure_round_trips
 
 STANDARD = ("enqueue", "drain", "pickup", "roundtrips")
-SECTIONS = (*STANDARD, "growth")
+SECTIONS = (*STANDARD, "growth", "keyed")
 PEERS = "peers"
 _AMID = 2_000
-"""Jobs drained from each queue of the growth measurement."""
+"""Jobs drained from each queue of the measurements of growth and of keys."""
 _LEAST_DELAY = 1.0
 """Milliseconds in each direction when round trips are counted, see :mod:`.proxy`."""
 
@@ -82,6 +83,7 @@ class BenchReport:
     roundtrips: list[RoundTrips] | None
     """``None`` also on engines without a network."""
     growth: Grown | None
+    keyed: list[Keyed] | None
     peers: PeerReport | None
 
     def plain(self) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def measured(url: str, wanted: BenchOptions, *, say: Say) -> BenchReport:
             pickup=found.get("pickup"),
             roundtrips=found.get("roundtrips"),
             growth=found.get("growth"),
+            keyed=found.get("keyed"),
             peers=found.get(PEERS),
         )
 
@@ -205,6 +208,11 @@ def _growth(engine: Engine, wanted: BenchOptions, say: Say) -> Grown:
     return Grown(amid=amid, under_snapshot=measure_held_snapshot(engine, make, tasks=wanted.jobs, say=say))
 
 
+def _keyed(engine: Engine, wanted: BenchOptions, say: Say) -> list[Keyed]:
+    backlog = max(wanted.sizes)
+    return measure_keyed(engine, sessions(engine), backlog=backlog, tasks=_AMID, rounds=wanted.rounds, say=say)
+
+
 def _peers(engine: Engine, wanted: BenchOptions, say: Say) -> PeerReport:
     if engine.dialect.name != "postgresql":
         raise EvaluationError("other libraries are measured only on PostgreSQL")
@@ -225,5 +233,6 @@ _MEASURES: dict[str, Callable[[Engine, BenchOptions, Say], Any]] = {
     "pickup": _pickup,
     "roundtrips": _round_trips,
     "growth": _growth,
+    "keyed": _keyed,
     PEERS: _peers,
 }

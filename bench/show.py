@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .figures import BASELINE_KINDS, Figure, Spread
 from .growth import HeldSnapshot
+from .keyed import Keyed
 from .peers.show import show_peers
 from .pickup import Delays, Pickup
 from .roundtrips import RoundTrips
@@ -35,6 +36,8 @@ def show(console: Console, report: BenchReport) -> None:
         _show_round_trips(console, report.roundtrips)
     if report.growth is not None:
         _show_growth(console, report.growth)
+    if report.keyed is not None:
+        _show_keyed(console, report.keyed)
     if report.peers is not None:
         show_peers(console, report.peers)
 
@@ -129,6 +132,19 @@ def _show_growth(console: Console, grown: Grown) -> None:
         )
     console.print(table)
     _show_snapshot(console, grown.under_snapshot)
+
+
+def _show_keyed(console: Console, figures: Sequence[Keyed]) -> None:
+    table = Table("queue", "jobs/s", "ratio", "to", title="Keys", title_justify="left")
+    for figure in figures:
+        rate, ratio = figure.rate, figure.ratio
+        table.add_row(
+            figure.name,
+            f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
+            f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
+            figure.against,
+        )
+    console.print(table)
 
 
 def _show_snapshot(console: Console, held: HeldSnapshot) -> None:

@@ -100,6 +100,15 @@ def test_growth_is_shown_as_text(sync_db: Database) -> None:
         assert told == (sync_db.case.name in TELLING)
 
 
+@pytest.mark.one_engine
+def test_keys_are_measured_on_request(url: str) -> None:
+    keyed = ("--only", "keyed", "--sizes", 1_100, "--rounds", 1)
+    plain, single, *others = reported(url, *keyed)["keyed"]
+    assert (plain["ratio"]["median"], single["against"]) == (1, "plain")
+    assert [each["against"] for each in others].count("plain") == 3
+    assert min(each["rate"]["least"] for each in (plain, single, *others)) > 0
+
+
 def no_hand(*_: object) -> Workload:
     raise ValueError("no workload")
 

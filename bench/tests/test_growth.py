@@ -25,7 +25,7 @@ NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})"
 
 @pytest.fixture
 def engine(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr("bench.growth._CHUNK", 70)
+    monkeypatch.setattr("bench.growth.CHUNK", 70)
     found = connect(sync_db.url)
     yield found
     found.dispose()
