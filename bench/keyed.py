@@ -116,7 +116,7 @@ def _model(base: Any, name: str, options: QueueOptions, mixin: type[Any] = Queue
     key = BigInteger().with_variant(Integer, "sqlite")
     columns = {
         "id": mapped_column(key, primary_key=True, autoincrement=False),
-        "tenant": mapped_column(String(40)),
+        "tenant": mapped_column(String(40), nullable=False),
     }
     return type(name, (mixin, base), {"__tablename__": f"sqlqueue_bench_{name}", "__queue__": options, **columns})
 
