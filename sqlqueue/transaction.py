@@ -101,6 +101,9 @@ class Ledger:
     """The rows that claims of the transaction have set aside, because they cannot be read."""
     expired: int = 0
     """How many tasks claims of the transaction have cancelled, because they had expired."""
+    is_cut: bool = False
+    """Whether a claim of the transaction has ended before it had visited all keys, so that the next one may find
+    more."""
 
     def remember(self, session: Session, held_claims: Sequence[tuple[InstanceState[Any], HeldClaim]]) -> None:
         """Store the held claims in their instances, and keep the previous ones for a rollback."""

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
+    Executable,
     Insert,
     Integer,
     Select,
@@ -36,6 +37,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    union_all,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
@@ -52,7 +54,7 @@ from .base import Adapter
 from .connections import Connections, Interrupt, StatementResult, first_argument, milliseconds, socket_of
 from .inspection import Inspection, LiveIndex, QueryPlan, Term, Types, bare, catalog, explain, multi_primary, read_only
 from .naming import Naming, Product, live_name
-from .statements import ByKey, Replacement, Rows, skip_locked
+from .statements import LANES, ByKey, Replacement, Rows, skip_locked
 
 # -- index hints for rows selected by primary key ---------------------------------------------------------------------
 
@@ -139,6 +141,7 @@ class MySQLRows(Rows):
     sweeps_by_key = True
     # ON DUPLICATE KEY UPDATE
     key_before_row = True
+    probes = 8 * LANES
     # PyMySQL and drivers derived from it batch an INSERT only if VALUES contains nothing but parameters
     sends_values_alone = True
 
@@ -178,6 +181,21 @@ class MySQLRows(Rows):
 
     def is_served(self, pick: Pick) -> bool:
         return pick.index is None
+
+    def select_next(self, searches: Sequence[Pick], key: ColumnElement[Any]) -> Executable:
+        first = searches[0]
+        if first.divided is not None or len(first.order) > 1:
+            return super().select_next(searches, key)
+        # the optimizer searches the index for each MIN beforehand, and has no rows to sort or keep; with IS NULL before
+        # the column, or IS NOT NULL, which MIN does not need, it would read all rows
+        searching: Iterator[Any] = (
+            select(literal_column(str(number)), func.min(key)).where(
+                *each.state, *(term for term in each.where if getattr(term, "operator", None) is not operators.is_not)
+            )
+            for number, each in enumerate(searches)
+        )
+        found: Executable = union_all(*map(self.use_index, searches, searching))
+        return found
 
     def select_instances(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         statement = super().select_instances(spec, count, latest=latest)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    FromClause,
     Insert,
     Integer,
     Interval,
@@ -53,7 +54,7 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
-from ..sql import Assignment, Pick, UniqueBy, is_due, utcnow, write
+from ..sql import Assignment, Columns, Pick, UniqueBy, is_due, merged, utcnow, write
 from .base import Adapter
 from .connections import (
     Connections,
@@ -72,6 +73,7 @@ from .statements import (
     KEYS,
     LANE,
     MANY,
+    MANY_LANES,
     ROWS,
     ClaimRequest,
     Parameters,
@@ -153,6 +155,7 @@ class PostgreSQLRows(Rows):
 
     skips_locked = True
     walks_keys = True
+    searched = MANY_LANES
 
     def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:
@@ -230,7 +233,7 @@ class PostgreSQLRows(Rows):
             taken = {None: len(tasks) + len(request.unreadable)}
         if not keys:
             return tasks, taken
-        given = {LANE.format("keys"): keys, LANE.format("shares"): [shares[key] for key in keys]}
+        given = _given(keys, [shares[key] for key in keys])
         numbers: list[int] = []
         found = self._write(session, replace(request, parameters={**(request.parameters or {}), **given}), numbers)
         if not numbers and found:
@@ -240,6 +243,27 @@ class PostgreSQLRows(Rows):
             each[number].append(task)
         turns = [task for task in chain(*zip_longest(*each)) if task is not None]
         return turns, {**taken, **{key: len(some) for key, some in zip(keys, each[1:], strict=True)}}
+
+    def lane_heads(
+        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
+    ) -> dict[Identity, Any]:
+        """Read the lanes with a key in one statement."""
+        lanes: Any = pick.lanes
+        if keys is None or pick.divided is not None:
+            return super().lane_heads(session, pick, number, keys)
+        given = [key for key in keys if key is not None]
+        has_unkeyed = len(given) < len(keys)
+
+        def read(wanted: Columns) -> Iterator[Select[Any]]:
+            of, first = self._first_of_lanes(pick, self.select_candidates, wanted)
+            yield select(*first.c).select_from(of.join(first, true()))
+            if has_unkeyed:
+                yield self.select_candidates(pick.lane(lanes.column.is_(None), number), *wanted)
+
+        columns = [*pick.spec.primary_key, lanes.column]
+        statement = lanes.made.get((self, "heads", has_unkeyed and number), lambda: merged(read, columns, pick.order))
+        rows: Any = self.execute(session, pick.spec, statement, _given(given, [number] * len(given)))
+        return {tuple(identity): key for *identity, key in rows}
 
     def _write(self, session: Session, request: ClaimRequest, lanes: list[int] | None = None) -> list[Any]:
         """Claim in one statement; ``lanes`` receives the number of the lane, from 1, of each instance."""
@@ -316,6 +340,13 @@ class PostgreSQLRows(Rows):
 
     def _locking_lanes(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the SELECT that locks the first free rows of each lane, by the numbers of the given keys."""
+        given, first = self._first_of_lanes(pick, self.select_locking, columns)
+        return select(given.c.lane, *first.c).select_from(given.join(first, true()))
+
+    def _first_of_lanes(
+        self, pick: Pick, read: Callable[..., Select[Any]], columns: Columns
+    ) -> tuple[FromClause, FromClause]:
+        """Return the keys of :func:`_given`, and what to ``read`` of the rows of each."""
         lanes: Any = pick.lanes
         keys = bindparam(LANE.format("keys"), type_=ARRAY(lanes.column.type))
         shares = bindparam(LANE.format("shares"), type_=ARRAY(Integer()))
@@ -323,9 +354,8 @@ class PostgreSQLRows(Rows):
             column("lane_key", lanes.column.type), column("share", Integer()), with_ordinality="lane", name="given"
         )
         given = given.render_derived(name="given")
-        of = self.select_locking(pick.lane(lanes.column == given.c.lane_key, 1), *columns)
-        first = of.limit(given.c.share).lateral("first")
-        return select(given.c.lane, *first.c).select_from(given.join(first, true()))
+        of = read(pick.lane(lanes.column == given.c.lane_key, 1), *columns)
+        return given, of.limit(given.c.share).lateral("first")
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
@@ -350,6 +380,10 @@ class PostgreSQLRows(Rows):
             _copy(connection, command, rows)
         except connection.dialect.loaded_dbapi.IntegrityError as error:
             raise IntegrityError(command, None, error) from error
+
+
+def _given(keys: Sequence[Any], shares: Sequence[int]) -> dict[str, Any]:
+    return {LANE.format("keys"): keys, LANE.format("shares"): shares}
 
 
 def _copy(connection: Connection, command: str, rows: Iterable[Sequence[Any]]) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Delete,
+    Executable,
     Insert,
     Select,
     Table,
@@ -38,7 +39,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
-from ..sql import EDGE, REACTIVATED, Assignment, Pick, UniqueBy, merged, remove, utcnow, write
+from ..sql import EDGE, REACTIVATED, Assignment, Columns, Pick, UniqueBy, merged, remove, utcnow, write
 from .connections import Connections
 from .naming import Product
 
@@ -66,10 +67,12 @@ FURTHER = 8
 
 LANE = "sqlqueue_lane_{}"
 LANES = 32
-"""The maximum number of lanes that a statement reads; engines limit the parts of a statement."""
+"""The number of lanes that a statement reads, and the number of keys that it searches for."""
 MANY_LANES = 16 * LANES
-"""The number of lanes that are searched where most have no tasks that may start."""
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES)
+"""The number of keys that are searched for where most have no tasks that may start."""
+BRANCHES = 4 * LANES
+"""The maximum number of lanes whose first rows a statement reads; engines limit the parts of a statement."""
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES, 2 * LANES, BRANCHES, 2 * BRANCHES)
 """The numbers of lanes for which there are statements: otherwise, most claims would compile their own."""
 
 
@@ -652,6 +655,10 @@ class Rows(ABC):
     walks_keys: ClassVar[bool] = False
     """Whether one recursive statement searches the index for one key after the other.  Other engines do not use an
     index for a value that the statement itself has found."""
+    searched: ClassVar[int] = LANES
+    """The number of lanes whose first rows a claim compares, if it needs no more."""
+    probes: ClassVar[int] = LANES
+    """The maximum number of keys of which a statement searches the next ones."""
 
     def walk_keys(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
         """Return the next keys after ``key`` that have an entry in the index of the lanes, at most so many."""
@@ -671,7 +678,7 @@ class Rows(ABC):
         return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given), number), make, given)]
 
     def next_keys(self, session: Session, pick: Pick, keys: Sequence[Any]) -> dict[Any, Any]:
-        """Return the key that follows each of ``keys``, at most :data:`LANES`, with an entry in the index of the lanes.
+        """Return the key that follows each of ``keys``, at most :attr:`probes`, that has an entry in the index.
 
         One search of the index for each key, however many rows a key has.
         """
@@ -679,23 +686,26 @@ class Rows(ABC):
         searched = _sized(given)
         starts = len(given) < len(keys)
 
-        def make() -> Select[Any]:
+        def make() -> Executable:
             column: Any = pick.lanes and pick.lanes.column
             after = [column.is_not(None)] if starts else []
             after += [column > bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
-            first = [pick.keys(criterion, 1) for criterion in after]
-            return merged(
-                lambda wanted: (self.select_candidates(each, *wanted) for each in first),
-                [column],
-                [Ordering(column)],
-                apart=True,
-            )
+            return self.select_next([pick.keys(criterion, 1) for criterion in after], column)
 
         found = dict.fromkeys(keys, EDGE)
         names = [*([EDGE] if starts else []), *searched]
         for number, key in self._execute_for_lanes(session, pick, ("next", len(searched), starts), make, searched):
-            found[names[number]] = key
+            found[names[number]] = EDGE if key is None else key
         return found
+
+    def select_next(self, searches: Sequence[Pick], key: ColumnElement[Any]) -> Executable:
+        """Return the SELECT of the number of each of ``searches`` and the first key that it finds, if any."""
+        return merged(
+            lambda wanted: (self.select_candidates(each, *wanted) for each in searches),
+            [key],
+            [Ordering(key)],
+            apart=True,
+        )
 
     def keys_after(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
         """Return the keys of the first ``number`` rows of later lanes than that of ``key``, in order."""
@@ -708,12 +718,18 @@ class Rows(ABC):
 
         return [row[0] for row in self._execute_for_lanes(session, pick, ("after", number, len(given)), make, given)]
 
-    def lane_heads(self, session: Session, pick: Pick, number: int) -> dict[Identity, Any]:
-        """Return the keys of the first ``number`` rows of all lanes, in the order of the queue, locked or not."""
+    def lane_heads(
+        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
+    ) -> dict[Identity, Any]:
+        """Return the keys of the first ``number`` rows, or of as many of each lane of ``keys``, in the order of the
+        queue, locked or not."""
         lanes: Any = pick.lanes
         columns = (*pick.spec.primary_key, lanes.column)
-        make = partial(self.select_candidates, replace(lanes.ordered, limit=number), *columns)
-        rows: Any = self.execute(session, pick.spec, lanes.made.get((self, "heads", number), make))
+        if keys is None:
+            make = partial(self.select_candidates, replace(lanes.ordered, limit=number), *columns)
+            rows = self._execute_for_lanes(session, pick, ("heads", number), make, ())
+        else:
+            rows = [row for _, row in self._rows_of_each(session, pick, number, keys, columns, apart=False)]
         return {tuple(identity): key for *identity, key in rows}
 
     def claim_lanes(
@@ -804,13 +820,21 @@ class Rows(ABC):
         self, session: Session, pick: Pick, keys: Sequence[Any], number: int, *also: ColumnElement[Any]
     ) -> dict[Any, list[Identity]]:
         """Return the primary keys of the first ``number`` rows of each lane, locked or not, and their ``also``."""
-        if len(keys) > LANES:
-            parts = (keys[start : start + LANES] for start in range(0, len(keys), LANES))
-            return {
-                key: rows
-                for some in parts
-                for key, rows in self._first_rows(session, pick, some, number, *also).items()
-            }
+        found: dict[Any, dict[Identity, None]] = {key: {} for key in keys}
+        columns = (*pick.spec.primary_key, *also)
+        for key, row in self._rows_of_each(session, pick, number, keys, columns, apart=True):
+            found[key][row] = None
+        return {key: list(rows) for key, rows in found.items()}
+
+    def _rows_of_each(
+        self, session: Session, pick: Pick, number: int, keys: Sequence[Any], columns: Columns, *, apart: bool
+    ) -> Iterator[tuple[Any, Identity]]:
+        """Yield the first ``number`` rows of each lane of ``keys`` with its key: one lane after the other if they are
+        ``apart``, otherwise :data:`BRANCHES` lanes together, in the order of the queue, and with any key."""
+        if len(keys) > BRANCHES:
+            yield from self._rows_of_each(session, pick, number, keys[:BRANCHES], columns, apart=apart)
+            yield from self._rows_of_each(session, pick, number, keys[BRANCHES:], columns, apart=apart)
+            return
         given = [key for key in keys if key is not None]
         searched = _sized(given)
         unkeyed = len(given) < len(keys)
@@ -820,23 +844,20 @@ class Rows(ABC):
             of = [column.is_(None)] if unkeyed else []
             of += [column == bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
             lanes = [pick.lane(criterion, number) for criterion in of]
-            columns = [*pick.spec.primary_key, *also]
             if len(lanes) == 1:
                 return self.select_candidates(lanes[0], *columns)
             return merged(
                 lambda wanted: (self.select_candidates(each, *wanted) for each in lanes),
                 columns,
                 pick.order,
-                apart=True,
+                apart=apart,
             )
 
-        found: dict[Any, dict[Identity, None]] = {key: {} for key in keys}
         names = [*([None] if unkeyed else []), *searched]
-        what = ("first", len(searched), unkeyed, number)
+        what = ("first", len(searched), unkeyed, number, len(columns), apart)
         for row in self._execute_for_lanes(session, pick, what, make, searched):
-            part, *identity = row if len(names) > 1 else (0, *row)
-            found[names[part]][tuple(identity)] = None
-        return {key: list(identities) for key, identities in found.items()}
+            part, *rest = row if apart and len(names) > 1 else (0, *row)
+            yield names[part], tuple(rest)
 
     def _execute_for_lanes(
         self, session: Session, pick: Pick, what: Hashable, make: Callable[[], Any], keys: Sequence[Any]

@@ -472,7 +472,8 @@ class LimitMixin(QueueMixin):
 
     Tasks are claimed in the queue's order, except during concurrent claims: instead of a task that another claim has
     locked, the claim takes the next task of the same key, even if a task of another key comes before it.  If the first
-    tasks cannot start, because their keys are at their limits, the other keys take turns.
+    tasks cannot start, because their keys are at their limits, the claim searches for those of other keys, of 32 keys
+    or more at a time, and takes them in the queue's order.
     """
 
     __queue_kind__: ClassVar[Kind | None] = LIMITS

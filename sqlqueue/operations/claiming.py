@@ -180,9 +180,9 @@ def claim_many(
 
     Returns persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key (or
     the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or abandoned by a
-    claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free, or that setting
+    claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free, that setting
     aside rows that cannot be read, or cancelling tasks that have expired (:class:`.ExpiryMixin`), took more than a
-    second.
+    second, or that 8,192 keys were at their limits (:class:`.LimitMixin`), after which the next claim goes on.
 
     Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another claim.
     On SQLite it waits for the one writer, as long as the driver's timeout allows.
@@ -407,7 +407,9 @@ class ClaimCall:
                     writing = writes or adapter.rows.write_locked
                     taken = claim_in_sequence(adapter, rotation, writing, session, request)
                 elif pick.lanes is not None:
-                    taken = LaneClaim(adapter, session, request, self.gate, writes).claim(query.rotations)
+                    by_lanes = LaneClaim(adapter, session, request, self.gate, writes)
+                    taken = by_lanes.claim(query.rotations)
+                    ledger.is_cut = ledger.is_cut or by_lanes.is_cut
                 elif writes is not None:
                     taken = writes(session, request, adapter.rows.lock(session, pick))
                 else:

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import LRUCache
 
 from ..dialects.base import Adapter
-from ..dialects.statements import FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
+from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
 from ..kinds.limits import Gate
 from ..queue.spec import CACHE_SIZE, Identity, QueueSpec
 from ..sql import EDGE, LARGEST, Pick
@@ -34,6 +34,10 @@ _IN_VAIN = 8
 """How often a claim may find nothing of the keys whose turn it is, before it takes what comes first in the queue."""
 _SOME = 4 * LANES
 """The number of rows that are read where the next keys are not known."""
+_WIDTH = 4
+"""How many times as many tasks of several keys are read as the claim wants, since some keys have more than others."""
+VISITED = 8_192
+"""The number of keys without slots after which a claim ends; the next one goes on there."""
 _LARGEST_VISIT = 8
 """How many tasks a key with a weight of 1 takes at a visit at most, however large claims are."""
 _SEVERAL = 3
@@ -65,33 +69,39 @@ class Keys:
 
         Each was the next one when it was read.
         """
-        found: dict[Any, None] = {}
+        found, guesses = dict[Any, None](), True
         for _ in range(_READS):
-            following = self._read(adapter, session, pick, key, LANES if wanted <= LANES else MANY_LANES)
+            before, number = len(found), LANES if wanted <= LANES else MANY_LANES
+            guesses = guesses and key in self._following
+            following = self._read(adapter, session, pick, key, number, guesses=guesses)
             while key in following:
                 key = following[key]
                 if key in found:
                     return list(found), True
                 found[key] = None
+            guesses = not guesses or len(found) > before + 1  # otherwise, many keys have come since
             if len(found) - (EDGE in found) >= wanted:
                 break
         return list(found), False
 
-    def _read(self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int) -> dict[Any, Any]:
+    def _read(
+        self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, guesses: bool
+    ) -> dict[Any, Any]:
         if adapter.rows.walks_keys and pick.divided is None:
             keys = adapter.rows.walk_keys(session, pick, key, number)
             following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < number else [])]))
-        elif key in self._following:
-            following = adapter.rows.next_keys(session, pick, self._guesses(key))
+        elif guesses:
+            most = LANES if pick.divided is not None else min(adapter.rows.probes, adapter.rows.most(pick.spec))
+            following = adapter.rows.next_keys(session, pick, self._guesses(key, min(number, max(most, LANES))))
         else:
             rows = adapter.rows.keys_after(session, pick, key, _SOME)
             following = dict(pairwise([*dict.fromkeys([key, *rows]), *([EDGE] if len(rows) < _SOME else [])]))
         self._following.update(following)
         return following
 
-    def _guesses(self, key: Any) -> list[Any]:
+    def _guesses(self, key: Any, number: int) -> list[Any]:
         guesses = {key: None}
-        while len(guesses) < LANES and (key := self._following.get(key, _NOBODY)) is not _NOBODY:
+        while len(guesses) < number and (key := self._following.get(key, _NOBODY)) is not _NOBODY:
             if key in guesses:
                 break
             guesses[key] = None
@@ -118,7 +128,7 @@ class Rotation:
         self._lanes = MANY_LANES if spec.is_limited else LANES
         self._lock = Lock()
         self._ring: deque[Turn] = deque()
-        self._is_whole = False
+        self.is_whole = False
         """Whether all keys are in the ring, which then goes round."""
         self._last: Any = _NOBODY
         """The key that was visited last."""
@@ -128,6 +138,10 @@ class Rotation:
         self._credit: dict[Any, float] = {}
         self._visited: Any = _NOBODY
         """The key whose visit goes on in the next claim."""
+        self.is_clogged = False
+        """Whether the first tasks of the queue lately had no slots."""
+        self.laps = 0
+        """How often the edge has been passed since tasks were found."""
 
     def is_old(self) -> bool:
         """Return whether the next keys have not been read lately."""
@@ -137,7 +151,7 @@ class Rotation:
         """Return whether it is known whose turn it is, for a claim of ``room`` tasks of keys that are not ``dry``."""
         with self._lock:
             turns = sum(turn.key is not EDGE and turn.key not in dry for turn in self._ring)
-            return turns > 0 and (self._is_whole or turns >= self._visits(room))
+            return turns > 0 and (self.is_whole or turns >= self._visits(room))
 
     def _visits(self, room: int) -> int:
         """Return how many keys a claim of ``room`` tasks visits, if they have a weight of 1."""
@@ -146,13 +160,30 @@ class Rotation:
     def pass_over(self) -> None:
         """Go on after the keys of the ring, of which none has tasks that may start."""
         with self._lock:
-            while self._ring and not self._is_whole:
+            while self._ring and not self.is_whole:
                 self._go_on()
 
     def keys_in_turn(self) -> list[Any]:
         """Return the keys of the ring."""
         with self._lock:
             return [turn.key for turn in self._ring if turn.key is not EDGE]
+
+    def has_all(self, number: int, dry: Collection[Any]) -> bool:
+        """Return whether all keys that are not ``dry`` are in the ring, and are at most so many."""
+        with self._lock:
+            return self.is_whole and sum(turn.key is not EDGE and turn.key not in dry for turn in self._ring) <= number
+
+    def take_turns(self, number: int, dry: Collection[Any]) -> list[Any]:
+        """Return the next keys that are not ``dry``, at most so many, and go on after them."""
+        keys = list[Any]()
+        with self._lock:
+            for turn in [*self._ring]:
+                if len(keys) == number:
+                    break
+                if turn.key is not EDGE and turn.key not in dry:
+                    keys.append(turn.key)
+                self._go_on()
+        return keys
 
     def read(self, adapter: Adapter, session: Session, pick: Pick, room: int) -> tuple[set[Any], bool]:
         """Read whose turn it is next; return the keys, and whether these are all.
@@ -161,7 +192,8 @@ class Rotation:
         """
         spec, last, lanes = self._spec, self._last, pick.lanes
         is_new = last is _NOBODY
-        start = self.keys.some() if is_new else EDGE if last is None else last  # NULL follows the edge
+        # NULL follows the edge, from where a walk finds all keys at once
+        start = self.keys.some() if is_new else EDGE if last is None or self.is_whole else last
         if lanes is not None and lanes.is_of_one:
             keys = adapter.rows.values(session, spec, lanes.ordered.where, [lanes.column]) or []
             is_whole = True
@@ -171,14 +203,17 @@ class Rotation:
         else:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
-            if lanes is not None and lanes.column.nullable and (EDGE in keys or last is EDGE):
-                keys.insert(0 if last is EDGE else keys.index(EDGE) + 1, None)
+            if lanes is not None and lanes.column.nullable and (EDGE in keys or last is EDGE or self.is_whole):
+                keys.insert(0 if last is EDGE or EDGE not in keys else keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
-        first = random.randrange(len(turns) or 1) if is_new else 0  # processes that end soon begin with different keys
+        again = {key: number for number, key in enumerate(keys)} if self.is_whole else {}
+        first = next((again[turn.key] for turn in [*self._ring] if turn.key in again), 0)
+        if is_new:  # processes that end soon begin with different keys
+            first = random.randrange(len(turns) or 1)
         with self._lock:
             if self._last is last or not self._ring:  # otherwise, another thread has read them in the meantime
                 self._ring = deque([*turns[first:], *(turns[:first] if is_whole else ())])
-                self._is_whole, self._read_at = is_whole, time.monotonic()
+                self.is_whole, self._read_at = is_whole, time.monotonic()
                 if is_new:
                     self._last = start
         return {key for key in keys if key is not EDGE}, is_whole
@@ -193,7 +228,7 @@ class Rotation:
         shares: dict[Any, int] = {}
         skipped = 0
         with self._lock:
-            if self._is_whole and len(self._ring) < _SEVERAL:
+            if self.is_whole and len(self._ring) < _SEVERAL:
                 keys = [key for key, _ in self._ring if key is not EDGE and key not in dry]
                 if len(keys) == 1:
                     return {keys[0]: room}
@@ -203,14 +238,14 @@ class Rotation:
                 if key is EDGE or key in dry or (allowed := most(key) - shares.get(key, 0)) <= 0:
                     if key is EDGE:
                         self._quantum = self._quantum_for(limit)
-                    skipped += self._is_whole
+                    skipped += self.is_whole
                     self._go_on()
                     continue
                 if key not in shares and len(shares) == self._lanes:
                     break
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
-                    credit += weight * (1 if self._is_whole and len(self._ring) <= LANES else self._quantum)
+                    credit += weight * (1 if self.is_whole and len(self._ring) <= LANES else self._quantum)
                 due = min(room, int(credit + _LITTLE))
                 if number := min(due, allowed):
                     shares[key] = shares.get(key, 0) + number
@@ -235,8 +270,17 @@ class Rotation:
     def _go_on(self) -> None:
         turn = self._ring.popleft()
         self._last = turn.key
-        if self._is_whole:
+        self.laps += turn.key is EDGE
+        if self.is_whole:
             self._ring.append(turn)
+
+    def goes_on(self, *, found: bool) -> bool:
+        """Return whether a claim that has ended early, and ``found`` tasks or none, has left keys that no claim has
+        visited since tasks were found."""
+        if found or self.laps > 1:
+            self.laps = 0
+            return found
+        return True
 
     def return_to(self, key: Any) -> None:
         """Go on after ``key``: the later ones have not had their turn."""
@@ -244,12 +288,13 @@ class Rotation:
             self._ring.clear()
             self._last, self._visited = key, _NOBODY
 
-    def run_out(self, key: Any) -> None:
-        """Let a key that has no more tasks wait until it is read again."""
+    def run_out(self, keys: Collection[Any]) -> None:
+        """Let keys that have no more tasks wait until they are read again."""
         with self._lock:
-            self._credit.pop(key, None)
-            self._ring = deque(turn for turn in self._ring if turn.key is EDGE or turn.key != key)
-            if self._visited == key:
+            self._ring = deque(turn for turn in self._ring if turn.key not in keys)
+            for key in keys:
+                self._credit.pop(key, None)
+            if self._visited in keys:
                 self._visited = _NOBODY
 
 
@@ -291,24 +336,34 @@ class LaneClaim:
         lanes: Any = request.pick.lanes
         self._dry: set[Any] = set(lanes.excluded)
         """The keys of which no more tasks can be claimed."""
+        self._full: set[Any] = set()
+        """Those that had no slots."""
+        self._width = _WIDTH
+        self._has_looked = False
+        """Whether the first tasks of the queue have been looked at."""
+        self.is_cut = False
+        """Whether the claim has ended early, and the next one may find tasks."""
 
     def claim(self, own: dict[Any, Rotation]) -> list[Any]:
         """Claim tasks as :meth:`.Rows.lock_and_write` does: in the order of the queue, and if tasks without slots come
         first, or keys share the queue, those of the keys whose turn it is.
 
-        Ends with fewer than the limit only if it has read all keys, and none has more.
+        Ends with fewer than the limit only if it has read all keys, and none has more, or :data:`VISITED` have no
+        slots.
         """
         pick = self._pick
-        rotates = not pick.takes_over and pick.index is not None
-        more = pick.spec.fair is not None and rotates
-        if not more:
-            more = self._in_order(once=rotates)
-        if more and rotates:
-            more = self._in_turns(rotation_of(self._session, pick, own))
-            if more and self._gate is not None:
-                self._in_order(once=False)
-            elif more:  # other claims have locked the tasks of many keys, or the criteria leave them out
-                lanes: Any = self._pick.lanes
+        if pick.takes_over or pick.index is None:
+            self._in_order(once=False)
+            return self.tasks
+        rotation, more = rotation_of(self._session, pick, own), True
+        if pick.spec.fair is None and not rotation.is_clogged:
+            more = rotation.is_clogged = self._in_order(once=True)
+        if more:
+            more = self._in_turns(rotation)
+            lanes: Any = self._pick.lanes
+            if not self._has_looked:
+                rotation.is_clogged = bool(self._full or lanes.excluded)
+            if more and self._gate is None:  # others have locked the tasks of many keys, or the criteria exclude them
                 rest = replace(lanes.ordered, where=(*lanes.ordered.where, *lanes.apart), limit=self._room)
                 self.tasks += self._adapter.rows.lock_and_write(self._session, replace(self._request, pick=rest))
         return self.tasks
@@ -323,28 +378,32 @@ class LaneClaim:
     def _look(self, keys: Collection[Any]) -> None:
         if self._gate is not None and keys:
             self._gate.look(keys, math.ceil(self._room / len(keys)))
-            self._dry.update(key for key in keys if not self._gate.room(key))
+            full = [key for key in keys if not self._gate.room(key)]
+            self._full.update(full)
+            self._dry.update(full)
 
     def _in_order(self, *, once: bool) -> bool:
         """Claim the first tasks of the queue whose keys have slots; return whether there may be others."""
-        number = self._room + OTHERS
+        number, self._has_looked = self._room + OTHERS, True
         while self._room:
             heads = self._adapter.rows.lane_heads(self._session, self._pick, number)
             self._look(set(heads.values()))
-            place, before = {identity: n for n, identity in enumerate(heads)}, len(self.tasks)
-            left = dict(heads)
-            while self._room and (first := self._first_of(left)):
-                self._take({key: len(some) for key, some in first.items()}, first)
-                for identity in itertools.chain(*first.values()):
-                    del left[identity]
-            identity_of = self._pick.spec.identity_of
-            self.tasks[before:] = sorted(self.tasks[before:], key=lambda task: place.get(identity_of(task), number))
-            if len(heads) < number:
-                return False
-            if once:
-                return bool(self._room)
+            self._take_first(heads)
+            if once or len(heads) < number:
+                return len(heads) == number and self._room > 0
             number *= FURTHER
         return False
+
+    def _take_first(self, heads: Mapping[Identity, Any]) -> set[Any]:
+        """Claim the first tasks among ``heads`` whose keys have slots; return the keys of those that are left."""
+        place, before, left = {identity: n for n, identity in enumerate(heads)}, len(self.tasks), dict(heads)
+        while self._room and (first := self._first_of(left)):
+            self._take({key: len(some) for key, some in first.items()}, first)
+            for identity in itertools.chain(*first.values()):
+                del left[identity]
+        identity_of = self._pick.spec.identity_of
+        self.tasks[before:] = sorted(self.tasks[before:], key=lambda task: place.get(identity_of(task), len(place)))
+        return set(left.values())
 
     def _first_of(self, heads: Mapping[Identity, Any]) -> dict[Any, list[Identity]]:
         """Return by their keys the first rows that may have slots, as many as the claim wants."""
@@ -363,6 +422,10 @@ class LaneClaim:
         while self._room and in_vain < _IN_VAIN:
             if are_all and read <= self._dry:
                 return False
+            if len(self._full) >= VISITED and not rotation.is_whole:
+                rotation.pass_over()
+                self.is_cut = rotation.goes_on(found=bool(self.tasks))
+                return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
                 if is_gated and not is_old:
                     rotation.pass_over()
@@ -372,15 +435,37 @@ class LaneClaim:
                 is_old = False
                 read = keys if are_all else read | keys
             self._look(rotation.keys_in_turn())
+            if self._request.pick.spec.fair is None:
+                self._take_next(rotation)
+                continue
             shares = rotation.grant(self._room, self._request.pick.limit, self._dry, self._most)
-            if self._take(shares):
-                in_vain = 0
-            elif shares or self._gate is None:
-                in_vain += 1
-            for key in shares.keys() & self._dry:
-                if self._most(key):
-                    rotation.run_out(key)
+            in_vain = 0 if self._take(shares) or is_gated else in_vain + 1
+            rotation.run_out({key for key in shares.keys() & self._dry if self._most(key)})
         return bool(self._room)
+
+    def _take_next(self, rotation: Rotation) -> None:
+        """Claim tasks of the next keys in the order of the queue; if there are more keys than are read at a time, those
+        at its front first."""
+        number = max(self._adapter.rows.searched, min(self._room, BRANCHES))
+        if not self._has_looked and not rotation.has_all(number, self._dry):
+            rotation.is_clogged = self._in_order(once=True)
+        keys = rotation.take_turns(number, self._dry) if self._room else []
+        if not keys:
+            return
+        most = min(self._room, self._width * math.ceil(self._room / len(keys)), max(map(self._most, keys)))
+        each = 1 << (most - 1).bit_length()
+        heads = self._adapter.rows.lane_heads(self._session, self._pick, each, keys)
+        counts, found = Counter(heads.values()), Counter[Any]()
+        for number, key in enumerate(heads.values(), 1):
+            found[key] += 1
+            if found[key] == each < self._most(key):  # its further tasks may come before those of other keys
+                heads = dict(itertools.islice(heads.items(), number))
+                self._width *= FURTHER
+                break
+        left = self._take_first(heads)
+        ended = {key for key in keys if counts[key] < each and found[key] == counts[key] and key not in left}
+        self._dry |= ended
+        rotation.run_out(ended)
 
     def _take(self, shares: Mapping[Any, int], first: Mapping[Any, Sequence[Identity]] | None = None) -> bool:
         """Claim so many tasks of these keys, the ``first`` ones if they are known; return whether there were any."""

@@ -167,12 +167,12 @@ class WorkerContext:
 
     def note_claim(self, handler: Handler, session: Session) -> bool:
         """Report that a claim of the handler has succeeded, and the rows that it has set aside or cancelled; return
-        whether there are any, so that another claim is worth trying at once."""
-        number, expired = unreadable_rows(session), ledger_of(session).expired
+        whether there are any, or it ended early, so that another claim is worth trying at once."""
+        number, ledger = unreadable_rows(session), ledger_of(session)
         self.reports.liveness.claims_work(handler.spec.name, handler)
         self.reports.unreadable(handler.spec, number)
-        self.reports.expired(handler.spec, expired)
-        return number + expired > 0
+        self.reports.expired(handler.spec, ledger.expired)
+        return number + ledger.expired > 0 or ledger.is_cut
 
     def claim_query(self, handler: Handler) -> ClaimQuery | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""
