@@ -48,7 +48,8 @@ class TaskBatch:
         """The key, given or made."""
         self._sealed = SEALED if sealed else UNSEALED
         self._into = into
-        self._members: list[TaskGroup] = []
+        self._members: dict[TaskGroup, int] = {}
+        """With their positions."""
         self._callbacks: list[TaskGroup] = []
         self._by_task: dict[int, TaskGroup] = {}
         self._is_open = True
@@ -88,7 +89,7 @@ class TaskBatch:
         Raises :class:`.ArgumentError` for predecessors that are not in this batch: so there are no cycles.
         """
         group = self._group(task, rows, when, copy=copy, after=[self._known(each) for each in _listed(after)])
-        self._members.append(group)
+        self._members[group] = len(self._members)
         return task if rows is None else group
 
     def then(self, task: T, /, *, when: When = "completed") -> T:
@@ -162,9 +163,8 @@ class TaskBatch:
         latches = {self.key: {**_latch(self.key), "sealed": self._sealed}}
         sets: dict[frozenset[int], str] = {}
         uses: dict[int, list[frozenset[int]]] = {}
-        numbers = {id(each): number for number, each in enumerate(self._members)}
         for group in self._members:
-            wanted = frozenset(numbers[id(each)] for each in group.after)
+            wanted = frozenset(self._members[each] for each in group.after)
             if wanted and wanted not in sets:
                 sets[wanted] = f"{self.key}{PART}{len(sets)}"
                 for number in wanted:
@@ -176,7 +176,7 @@ class TaskBatch:
             latches.setdefault(key, _latch(key))["reports_to"] = self.key if is_alone else None
             if is_alone:
                 latches[self.key]["members"].add(ANY)
-        for number, group in enumerate(self._members):
+        for group, number in self._members.items():
             self._report(latches, group, number, [(sets[each], len(each) == 1) for each in uses.get(number, ())])
         for group in self._callbacks:
             self._wait(latches, group, self.key)

@@ -215,7 +215,7 @@ class Latches:
         """Open those of ``todo`` that are ripe, and those that this makes ripe, level by level."""
         ended, left = list[Ended](), set[str]()
         while todo:
-            found = self._lock(todo, self.c.opened_at.is_(None), self.c.sealed == SEALED, skips=True)
+            found = self._lock(todo, self.c.opened_at.is_(None), skips=True)
             left.update(set(todo).difference(row.id for row in found))
             known = [row for row in found if self._knows(row)]
             counts = self._count(known)  # again, in statements of their own: only now can nobody add members

@@ -232,6 +232,46 @@ def test_members_that_are_not_committed_yet_keep_their_batch_closed(flow: Databa
     assert Counter(work(flow)) == Counter(["b", "c", "end"])
 
 
+@pytest.mark.one_engine
+def test_a_look_that_has_not_seen_a_failure_before_sees_it_when_it_opens(flow: Database) -> None:
+    with flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page, [])
+        outer.add(Page(name="other"))
+        outer.then(Note(name="alarm"), when="failed")
+    with flow.begin() as session, session.batch("import", into="outer") as batch:
+        batch.add(Page, [{"name": "a", "priority": -1}])
+        for when in ("completed", "failed", "final"):
+            batch.then(Note(name=when), when=when)
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "a"), "boom")
+    with flow.begin() as session:
+        assert session.run(opens, "import") == 1
+    available = dict.fromkeys(("failed", "final", "alarm"), "available")
+    assert ends(flow, Note) == {"completed": "cancelled", **available}
+    assert flow.committed.retry(Page) == 1
+    assert ends(flow, Note) == {"completed": "waiting", **available}
+
+
+@pytest.mark.sync_only
+def test_a_failure_reaches_a_batch_that_was_locked_when_it_happened(flow: Database) -> None:
+    if flow.case.one_writer:
+        pytest.skip("nothing looks while another transaction writes")
+    with flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page, [])
+        outer.add(Page(name="other"))
+        outer.then(Note(name="alarm"), when="failed")
+    with flow.begin() as session, session.batch("inner", into="outer") as inner:
+        inner.add(Page, [{"name": "bad", "priority": -1}, {"name": "good"}])
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "bad"), "boom")
+    with flow.begin() as session:
+        session.enqueue(Page(name="more"), into="outer")
+        flow.committed.advance(Page)
+    assert ends(flow, Note) == {"alarm": "waiting"}
+    flow.committed.advance(Page)
+    assert ends(flow, Note) == {"alarm": "available"}
+
+
 @pytest.mark.sync_only
 def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last member has just failed, and a look has found the latch ripe when the member is retried."""
@@ -324,7 +364,7 @@ def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
 def test_a_process_that_lacks_a_model_opens_nothing(flow: Database) -> None:
     three_pages(flow, "import")
     flow.execute(update(Latch).values(waiters=["flow_note", "another_table"]))
-    assert work(flow) == ["a", "b", "c"]
+    assert work(flow, "a") == ["a", "b", "c"]
     assert set(ends(flow, Note).values()) == {"waiting"}
 
 
