@@ -43,7 +43,7 @@ from .lifecycle.kind import Cause, Holder, Reason
 from .model.companions import HistoryMixin, LatchMixin, PauseMixin, WorkerMixin
 from .model.declaration import QueueMixin
 from .operations import *  # noqa: F403  (exactly its __all__)
-from .queue.options import AttemptOutcome, HistoryOptions, LatchOptions, QueueOptions, Status
+from .queue.options import AttemptOutcome, HistoryOptions, LatchOptions, QueueOptions, Rate, Status
 from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
 from .queue.schedules import Cron, Every
 from .queue.spec import Finding, Severity
@@ -104,6 +104,7 @@ __all__ = [
     "QueueMixin",
     "QueueOptions",
     "QueueSession",
+    "Rate",
     "Reason",
     "RecurringMixin",
     "ResultMixin",

@@ -103,6 +103,7 @@ class AsyncQueueSession(AsyncSession):
     rescue = _awaited(operations.rescue)
     prune = _awaited(operations.prune)
     set_limit = _awaited(operations.set_limit)
+    set_rate = _awaited(operations.set_rate)
     limits = _awaited(operations.limits)
     keys = _awaited(operations.keys)
     pause = _awaited(operations.pause)

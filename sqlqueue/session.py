@@ -49,6 +49,7 @@ class QueueSession(Session):
     rescue = operations.rescue
     prune = operations.prune
     set_limit = operations.set_limit
+    set_rate = operations.set_rate
     limits = operations.limits
     keys = operations.keys
     pause = operations.pause

@@ -1,4 +1,4 @@
-"""Concurrency limits: the slots of each key, claims that need one, and the model's mixins."""
+"""Limits and rates: the slots and places of each key, claims that need them, and the model's mixins."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Executable,
+    Float,
     FromClause,
     Integer,
     Select,
@@ -38,19 +41,34 @@ from .._support.engines import separate_session
 from .._support.errors import ArgumentError, Claim
 from ..dialects import key_type
 from ..dialects.base import Adapter
-from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in
+from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in, moment_text
 from ..lifecycle.transitions import claim_assignments
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
-from ..queue.options import AttemptOutcome, QueueOptions, Status
+from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql import Assignment, Pick, counts_before, has_come, is_held, only, picks, state, utcnow, write
+from ..sql import LARGEST, Assignment, Pick, counts_before, has_come, is_held, only, picks, state, utcnow, write
 
 T = TypeVar("T")
 
-# -- creates the slots of limit keys that are used for the first time -------------------------------------------------
+# -- creates the rows of limit keys that are used for the first time --------------------------------------------------
+#
+# number     row           max_attempts                      period
+# 0          the key       -1 if the key has no limit        of its rate, NULL without one
+# 1, 2 ...   a slot        0 if it is retired                NULL
+# -1, -2 ... a place       how many starts it is worth       of the rate
+#
+# A place is a slot that time frees: a round of as many starts as it is worth, in each of which its ``available_at``
+# becomes the time of the last one plus the period.  The next round begins after that, so any time of that length has
+# starts of one round at most.  ``attempt`` counts the starts of the round.
 
 ENDLESS = 2**31 - 1
-"""The ``max_attempts`` of a usable slot.  A slot with 0 is retired: it is not taken again."""
+"""The ``max_attempts`` of a usable slot."""
+UNLIMITED = -1
+"""The ``max_attempts`` in row 0 of a key without a limit."""
+PLACES = 100
+"""The maximum number of places of a key: the places of a higher rate are worth several starts each."""
+Row: TypeAlias = tuple[str, int, int] | tuple[str, int, int, int]
+"""A key, a number, and the values of ``max_attempts`` and ``period``, if there is one."""
 _BATCH = 1_000
 """Slots inserted at a time: many keys with a high limit have more than fit into memory."""
 
@@ -63,7 +81,7 @@ def slots_of(spec: QueueSpec) -> QueueSpec:
 
 
 def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
-    """Create the slots of new ``keys``, as many for each as the model's ``limit``.
+    """Create the slots and places of new ``keys``, as many for each as the model's ``limit`` and ``rate`` need.
 
     Uses its own transaction and connection, so that no other claim waits for the session's transaction.  If another
     transaction creates a key at the same time, its slots are kept.
@@ -85,15 +103,16 @@ def _insert_keys(
     spec: QueueSpec,
     keys: Sequence[str],
 ) -> None:
-    """Insert the slots of new ``keys``, each time in a transaction or savepoint that ``begin`` opens.
+    """Insert the rows of new ``keys``, each time in a transaction or savepoint that ``begin`` opens.
 
-    In primary key order, so that two transactions that insert the same keys cannot deadlock.  The second one waits at
-    the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
+    In one order, so that two transactions that insert the same keys cannot deadlock.  The second one waits at the first
+    row 0 that both insert; row 0 is never claimed, so it waits for no claim.
     """
-    slots = slots_of(spec)
+    slots, limit, rate = slots_of(spec), spec.options.first_limit, spec.options.rate
     try:
         with begin():
-            make(session, adapter, slots, ((key, n) for key in keys for n in range(spec.options.limit + 1)))
+            make(session, adapter, slots, (row for key in keys for row in _rows_of_rate(key, limit, rate)))
+            make(session, adapter, slots, (row for key in keys for row in _rows_of_limit(key, limit, rate)))
         return
     except DBAPIError as error:
         if not adapter.connections.is_duplicate(error):
@@ -111,11 +130,42 @@ def _insert_keys(
         _insert_keys(session, begin, adapter, spec, rest)
 
 
-def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
-    """Insert slots.  Number 0 marks the key as known, and is held while the limit is 0."""
-    names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
-    rows = (dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys)
-    while some := list(islice(rows, _BATCH)):
+def _rows_of_rate(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
+    if rate is not None:
+        period = milliseconds(rate)
+        yield key, 0, _row_0(limit), period
+        yield from ((key, -number, worth, period) for number, worth in enumerate(worths(rate), 1))
+
+
+def _rows_of_limit(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
+    if rate is None:
+        yield key, 0, _row_0(limit)
+    yield from ((key, number, ENDLESS) for number in range(1, (limit or 0) + 1))
+
+
+def _row_0(limit: int | None) -> int:
+    return UNLIMITED if limit is None else 0
+
+
+def worths(rate: Rate | None) -> list[int]:
+    """Return how many starts each place of a key with this rate is worth."""
+    if rate is None:
+        return []
+    number = min(rate.starts, PLACES)
+    least, rest = divmod(rate.starts, number)
+    return [least + (n < rest) for n in range(number)]
+
+
+def milliseconds(rate: Rate) -> int:
+    """Return the time of a rate as it is stored."""
+    return rate.per // MILLISECOND
+
+
+def make(session: Session, adapter: Adapter, slots: QueueSpec, rows: Iterable[Row]) -> None:
+    """Insert slots, places or the rows of keys, all or none of which have a ``period``."""
+    names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts", "period")]
+    values = (dict(zip(names, row, strict=False)) for row in rows)
+    while some := list(islice(values, _BATCH)):
         adapter.rows.execute(session, slots, insert(slots.table), some)
 
 
@@ -125,35 +175,97 @@ FOREVER = timedelta(days=20_000)
 """An endless lease: its seconds fit into 31 bits, the most that SQL Server can add to a time."""
 
 
+_ZERO: ColumnElement[int] = literal_column("0", Integer)
+
+
 def is_usable(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Return the criterion of slots that are not retired; retired slots are not taken again."""
-    return table.c[slots["max_attempts"].name] > literal_column("0")
+    """Return the criterion of slots and places that are not retired; retired ones are not taken again."""
+    return table.c[slots["max_attempts"].name] > _ZERO
+
+
+def is_place(slots: QueueSpec, table: FromClause) -> Criterion:
+    """Return the criterion of places; other rows are slots and keys."""
+    return table.c[slots["slot_number"].name] < _ZERO
 
 
 def is_busy(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Return the criterion of slots held by a task whose lease has not expired."""
+    """Return the criterion of slots held by a task whose lease has not expired, and of places whose starts are used."""
+    number, used, worth = (table.c[slots[role].name] for role in ("slot_number", "attempt", "max_attempts"))
+    return and_(is_taken(slots, table), or_(number >= _ZERO, used >= worth))
+
+
+def is_taken(slots: QueueSpec, table: FromClause) -> Criterion:
+    """Return the criterion of slots held by a task whose lease has not expired, and of places whose starts count."""
     status, until = (table.c[slots[role].name] for role in ("status", "available_at"))
     return and_(status == state(Status.RUNNING), until > utcnow())
 
 
 def is_draining(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Return the criterion of slots whose key runs more tasks than a lowered limit allows, in retired slots."""
-    other, key = slots.table.alias("other"), slots["slot_key"].name
-    retired = and_(other.c[key] == table.c[key], ~is_usable(slots, other), is_busy(slots, other))
-    return select(literal_column("1")).select_from(other).where(retired).correlate(table).exists()
+    """Return the criterion of rows whose key runs more tasks than a lowered limit allows, in retired slots."""
+    other, key, number = slots.table.alias("other"), slots["slot_key"].name, slots["slot_number"].name
+    retired = and_(other.c[number] > _ZERO, ~is_usable(slots, other), is_taken(slots, other))
+    same = and_(other.c[key] == table.c[key], retired)
+    return select(literal_column("1")).select_from(other).where(same).correlate(table).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limits of a ``key``: how many of its tasks may run at once and may start within a time, and how many do."""
+
+    key: str
+    """The ``limit_key`` of these tasks."""
+    limit: int | None
+    """How many may run at once; ``None``: any number."""
+    running: int | None
+    """How many run now; ``None`` without a limit: they are not counted."""
+    rate: Rate | None = None
+    """How many may start within a time; ``None``: any number."""
+    started: int = 0
+    """How many have started within this time; up to so many if a place of the rate is worth several starts."""
+    next_start: datetime | None = None
+    """When the next may start, by the rate; ``None`` if one may now."""
+
+
+def read_limits(
+    adapter: Adapter, session: Session, slots: QueueSpec, *where: Criterion, first: int | None = None
+) -> list[Limit]:
+    """Return the limits of the known keys that satisfy ``where``, sorted by key: all, or only the ``first`` ones."""
+    statement = usage(slots).where(*where).order_by(slots["slot_key"]).limit(first)
+    rows: Any = adapter.rows.execute(session, slots, statement)
+    return [_limit_of(row) for row in rows]
+
+
+def _limit_of(row: Sequence[Any]) -> Limit:
+    key, most, limit, running, period, starts, used, free, until = row
+    number, count = (None, None) if most == UNLIMITED else (limit, running)
+    if period is None:
+        return Limit(key, number, count)
+    return Limit(
+        key, number, count, Rate(int(starts), per=period * MILLISECOND), int(used or 0), None if free else until
+    )
 
 
 def usage(slots: QueueSpec) -> Select[Any]:
-    """Return a SELECT of each known key, how many of its tasks may run at once, and how many run now."""
-    one: Any = literal_column("1")
-    usable = case((is_usable(slots, slots.table), one))
-    busy = case((and_(is_busy(slots, slots.table), slots["slot_number"] > literal_column("0")), one))
-    columns: list[ColumnElement[Any]] = [slots["slot_key"], func.count(usable), func.count(busy)]
+    """Return a SELECT of what :class:`Limit` says of each known key."""
+    table, number, one = slots.table, slots["slot_number"], literal_column("1", Integer)
+    usable, busy, taken = (each(slots, table) for each in (is_usable, is_busy, is_taken))
+    place, slot = is_place(slots, table), number > _ZERO
+    columns: list[ColumnElement[Any]] = [
+        slots["slot_key"],
+        func.min(case((number == _ZERO, slots["max_attempts"]))),
+        func.count(case((and_(slot, usable), one))),
+        func.count(case((and_(slot, taken), one))),
+        func.max(case((number == _ZERO, slots["period"]))),
+        func.sum(case((place, slots["max_attempts"]))),
+        func.sum(case((and_(place, taken), slots["attempt"]))),
+        func.count(case((and_(place, usable, ~busy), one))),
+        func.min(case((and_(place, usable, busy), slots["available_at"]))),
+    ]
     return select(*columns).group_by(slots["slot_key"])
 
 
 class Slots:
-    """Frees the slots of running tasks, and extends their leases."""
+    """Frees the slots of running tasks, and extends their leases; gives back places."""
 
     def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec) -> None:
         self.session = session
@@ -161,14 +273,15 @@ class Slots:
         self.spec = spec
         self.slots = slots_of(spec)
 
-    def free(self, claims: Sequence[Claim]) -> None:
-        """Free the slots of settled claims."""
+    def free(self, claims: Sequence[Claim], *, unused: bool = False) -> None:
+        """Free the slots of settled claims; and if their tasks were handed back ``unused``, the places that are worth
+        one start."""
         values = [
             (self.slots["status"], state(Status.AVAILABLE)),
             (self.slots["available_at"], utcnow()),
             (self.slots["claimed_by"], null()),
         ]
-        self._change(claims, values)
+        self._change(claims, values, places=unused)
 
     def extend(self, claims: Sequence[Claim], lease: timedelta, *, waits: bool) -> list[Claim]:
         """Extend the leases of slots to ``lease`` from now; return the claims that have lost their slots.
@@ -181,17 +294,27 @@ class Slots:
         return [claim for claim in rest if claim.identity in limited]
 
     def _with_key(self, claims: Sequence[Claim]) -> set[Identity]:
-        spec, adapter = self.spec, self.adapter
+        """Return the tasks that have a key with a limit."""
+        spec, adapter, slots = self.spec, self.adapter, self.slots
         mine = adapter.rows.key_in(spec, [claim.identity for claim in claims])
-        read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None))
+        key = and_(
+            slots["slot_key"] == spec["limit_key"], slots["slot_number"] == _ZERO, slots["max_attempts"] >= _ZERO
+        )
+        limited = select(literal_column("1")).select_from(slots.table).where(key).correlate(spec.table).exists()
+        read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None), limited)
         return set(adapter.rows.keys(self.session, spec, adapter.rows.by_key(spec, read)))
 
-    def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
-        """Write to the slots that ``claims`` hold, by primary key; return the holders, including those of skipped
-        slots."""
+    def _change(
+        self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True, places: bool = False
+    ) -> set[str]:
+        """Write to the slots that ``claims`` hold, and to their ``places``, by primary key; return the holders,
+        including those of skipped slots."""
         changed: set[str] = set()
-        for some in _slot_batches(self.adapter, self.slots, claims):
-            changed |= self._change_of([holder(claim) for claim in some], values, waits=waits)
+        kinds = ("", PLACE) if places else ("",)
+        for some in _slot_batches(
+            self.adapter, self.slots, [holder(claim, kind) for kind in kinds for claim in claims]
+        ):
+            changed |= self._change_of(some, values, waits=waits)
         return changed
 
     def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
@@ -231,33 +354,47 @@ def _slot_batches(adapter: Adapter, slots: QueueSpec, items: Sequence[T]) -> Ite
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def holder(claim: Claim) -> str:
-    """Return the text that identifies a claim in the slot that it holds."""
+PLACE = "place "
+"""What the holders of places begin with, so that settling a claim does not free its place."""
+
+
+def holder(claim: Claim, kind: str = "") -> str:
+    """Return the text that identifies a claim in the slot, or place, that it holds."""
     key = json.dumps([str(value) for value in claim.identity])
-    text = f"{spec_of(claim.entity).table.fullname} {key} {claim.attempt} {claim.token}"
+    text = f"{kind}{spec_of(claim.entity).table.fullname} {key} {claim.attempt} {claim.token}"
     return text if len(text) <= LONGEST_NAME else hashlib.sha256(text.encode()).hexdigest()
 
 
-# -- explains why a task waits for a slot: the running tasks of its limit key have reached the limit ------------------
+# -- explains why a task waits for a slot or a place: its key has reached its limit or its rate -----------------------
 
 _LISTED = 20
 """The maximum number of holders named in a reason."""
 
 
 def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Reason]:
-    """Yield the reason why a task with a ``limit_key`` gets no slot."""
+    """Yield the reasons why a task with a ``limit_key`` gets no slot or no place."""
     spec, key, slots = seen.spec, seen.values["limit_key"], slots_of(seen.spec)
-    found: Any = adapter.rows.execute(session, slots, usage(slots).where(slots["slot_key"] == key)).one_or_none()
-    limit, running = (spec.options.limit, 0) if found is None else found[1:]
-    if running >= limit:
-        holders = _holders(adapter, session, seen)
-        names = f" ({', '.join(map(str, holders))})" if holders else ""
-        text = f"{running} of at most {limit} tasks with its key {key!r} are running{names}"
-        yield Reason(cause=Cause.LIMIT, text=text, holders=holders)
-    elif seen.values["status"] == Status.AVAILABLE:
+    options, found = spec.options, read_limits(adapter, session, slots, slots["slot_key"] == key)
+    limit = found[0] if found else Limit(key, options.first_limit, 0, options.rate)
+    rooms = list[tuple[int, str]]()
+    if limit.limit is not None and limit.running is not None:
+        rooms.append((limit.limit - limit.running, f"at most {limit.limit} run at once"))
+        if limit.running >= limit.limit:
+            holders = _holders(adapter, session, seen)
+            names = f" ({', '.join(map(str, holders))})" if holders else ""
+            text = f"{limit.running} of at most {limit.limit} tasks with its key {key!r} are running{names}"
+            yield Reason(cause=Cause.LIMIT, text=text, holders=holders)
+    if limit.rate is not None:
+        starts, period, until = limit.rate.starts, limit.rate.period, limit.next_start
+        rooms.append((starts - limit.started, f"at most {starts:,} start within {period}"))
+        if until is not None:
+            text = f"{limit.started:,} of at most {starts:,} tasks with its key {key!r} have started within {period}"
+            yield Reason(cause=Cause.RATE, text=f"{text}; the next may at {moment_text(until)}", until=until)
+    room, text = min(rooms, default=(LARGEST, ""))
+    if room > 0 and seen.values["status"] == Status.AVAILABLE:
         ahead = _ahead(adapter, session, seen)
-        if ahead >= limit - running:
-            text = f"{ahead:,} tasks with its key {key!r} come first, and at most {limit} run at once"
+        if ahead >= room:
+            text = f"{ahead:,} tasks with its key {key!r} come first, and {text}"
             yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)
 
 
@@ -288,10 +425,53 @@ _OTHERS = 4
 """The number of slots that are read beyond those that a claim needs, since other claims may be locking some."""
 
 
-class Gate:
-    """Says how many tasks of which keys a claim may take, and holds their slots.
+class Free(NamedTuple):
+    """A slot or place that seems to be free."""
 
-    Slots are locked like tasks: no claim waits for them, and no other claim gets them.  The limit is therefore exact
+    row: Identity
+    starts: int
+    """For how many tasks."""
+    worth: int
+    """For how many tasks it is in a whole round; 1 for a slot."""
+
+
+class _Stock:
+    """What keys have of slots, or of places."""
+
+    def __init__(self) -> None:
+        self.free: dict[Key, list[Free]] = {}
+        """What seems to be free, by keys that have a limit, or a rate."""
+        self.unread: set[Key] = set()
+        """The keys that may have more."""
+        self.held: dict[Key, list[Identity]] = defaultdict(list)
+        """The locked rows that no task is to hold yet, each as often as there may be tasks."""
+
+    def room(self, key: Key) -> int:
+        """Return for how many tasks of a key there is something, as far as is known."""
+        if key in self.unread or key not in self.free:
+            return ENDLESS
+        return len(self.held[key]) + sum(each.starts for each in self.free[key])
+
+    def fill(self, key: Key, free: Sequence[Free]) -> None:
+        """Store what is free of a key.  Places whose round has begun are used first, the fullest before others."""
+        begun = sorted((each for each in free if each.starts < each.worth), key=lambda each: -each.starts)
+        others = [each for each in free if each.starts == each.worth]
+        random.shuffle(others)  # so that claims at the same time do not lock the same ones
+        self.free[key] = [*others, *begun]
+
+    def take(self, key: Key, share: int) -> Iterator[Free]:
+        """Yield what else to lock, so that ``share`` tasks of a key may start."""
+        free, missing = self.free.get(key, []), share - len(self.held[key])
+        while free and missing > 0:
+            each = free.pop()
+            missing -= each.starts
+            yield each
+
+
+class Gate:
+    """Says how many tasks of which keys a claim may take, and holds their slots and places.
+
+    These are locked like tasks: no claim waits for them, and no other claim gets them.  The limit is therefore exact
     even while other transactions are open, whose claims are not visible yet.
     """
 
@@ -301,127 +481,226 @@ class Gate:
         self._spec = spec
         self._slots = slots_of(spec)
         self._lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
-        self._free: dict[Key, list[int]] = {}
-        """The numbers of slots that seem to be free, by key."""
+        self._known: set[Key] = set()
+        self._stocks = _Stock(), _Stock()
+        """Slots, and places."""
         self._tried: set[Identity] = set()
-        self._unread: set[Key] = set()
-        """The keys that may have more free slots."""
-        self._held: dict[Key, list[Identity]] = defaultdict(list)
-        """The locked slots that no task is to hold yet."""
-        self._used: dict[Identity, Identity] = {}
-        """The locked slots that tasks are to hold, by task."""
+        self._begun: dict[Identity, int] = {}
+        """How many starts of their rounds locked places have had, if they are worth several."""
+        self._used: dict[Identity, list[Identity]] = {}
+        """The locked rows that tasks are to hold, by task."""
 
     def look(self, keys: Collection[Key], needed: int) -> None:
-        """Read the free slots of ``keys`` that have not been read, about ``needed`` of each."""
-        new = [key for key in keys if key is not None and key not in self._free]
+        """Read what is free of ``keys`` that have not been read, about ``needed`` of each."""
+        new = [key for key in keys if key is not None and key not in self._known]
         if new:
             self._read(new, 1 << (needed + _OTHERS).bit_length())
 
     def room(self, key: Key) -> int:
         """Return how many tasks of a key may start, as far as is known."""
-        if key is None or key in self._unread:
-            return ENDLESS
-        free = self._free.get(key)
-        return len(self._held[key]) + (self._spec.options.limit if free is None else len(free))
+        if key is None or key in self._known:
+            return min(stock.room(key) for stock in self._stocks)
+        limit, rate = self._spec.options.first_limit, self._spec.options.rate
+        return min(ENDLESS if limit is None else limit, ENDLESS if rate is None else rate.starts)
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether keys that have been read have rates."""
+        return bool(self._stocks[1].free)
+
+    def used_up(self) -> list[Key]:
+        """Return the keys whose rate allows no start now."""
+        places = self._stocks[1]
+        return [key for key in places.free if not places.room(key)]
 
     def hold(self, shares: Mapping[Key, int]) -> dict[Key, int]:
-        """Lock slots for these numbers of tasks; return for how many of each key there are some, if there are any."""
-        if new := [key for key in shares if key is not None and key not in self._free]:
+        """Lock slots and places for these numbers of tasks; return for how many of each key there are some, if there
+        are any."""
+        if new := [key for key in shares if key is not None and key not in self._known]:
             create_slots(self._session, self._adapter, self._spec, [key for key in new if key is not None])
             self._read(new, 1 << (max(shares.values()) + _OTHERS).bit_length())
-            self._free = {**{key: [] for key in new}, **self._free}  # an old snapshot does not show new slots
+            for key in new:
+                if key not in self._known:  # an old snapshot does not show new rows
+                    self._known.add(key)
+                    self._stocks[0].free[key] = []
         while missing := self._lock(shares):  # others have locked some that seemed to be free
-            if not any(self._free.get(key) for key in missing):
-                if not (more := [key for key in missing if key in self._unread]):
+            if not any(stock.free[key] for stock, key in missing):
+                if not (more := [key for stock, key in missing if key in stock.unread]):
                     break
                 self._read(more, ENDLESS)
-        found = {key: share if key is None else min(share, len(self._held[key])) for key, share in shares.items()}
+        found = {key: min(share, *self._held(key)) for key, share in shares.items()}
         return {key: number for key, number in found.items() if number}
 
+    def _held(self, key: Key) -> list[int]:
+        return [len(stock.held[key]) if key in stock.free else ENDLESS for stock in self._stocks]
+
     def use(self, tasks: Iterable[object]) -> None:
-        """Let claimed tasks hold slots."""
+        """Let claimed tasks hold slots and places."""
         for task in tasks:
-            if (key := getattr(task, self._spec.attributes["limit_key"])) is not None:
-                self._used[self._spec.identity_of(task)] = self._held[key].pop()
+            key = getattr(task, self._spec.attributes["limit_key"])
+            if held := [stock.held[key].pop() for stock in self._stocks if key in stock.free]:
+                self._used[self._spec.identity_of(task)] = held
 
     def assign(self, claims: Iterable[Claim]) -> None:
-        """Write the claims to the slots of their tasks; the other slots are held for others."""
-        pairs = [(self._used.pop(claim.identity), claim) for claim in claims if claim.identity in self._used]
-        for slot in self._used.values():
-            self._held[slot[0]].append(slot)
+        """Write the claims to what their tasks use; the other slots and places are held for others.
+
+        Later than the claims themselves: the time of a place is never before that of the start that it counts.
+        """
+        pairs: tuple[list[tuple[Identity, Claim]], ...] = ([], [])
+        for claim in claims:
+            for row in self._used.pop(claim.identity, ()):
+                pairs[row[1] < 0].append((row, claim))
+        for row in chain(*self._used.values()):
+            self._stocks[row[1] < 0].held[row[0]].append(row)
         self._used.clear()
+        for some in _slot_batches(self._adapter, self._slots, pairs[0]):
+            self._write_slots(some)
+        for places in _slot_batches(self._adapter, self._slots, _together(pairs[1])):
+            self._write_places(places)
+
+    def _write_slots(self, pairs: Sequence[tuple[Identity, Claim]]) -> None:
         slots, name, token = self._slots, self._slots["claimed_by"], self._slots["claim_token"]
         claimed = slots.made.get(("hold", self._lease), lambda: dict(claim_assignments(slots, "", self._lease)))
-        for part in _slot_batches(self._adapter, slots, pairs):
-            some = self._adapter.rows.padded(slots, part)
-            holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, claim in some)
-            values = claimed | {token: literal(some[0][1].token, token.type), name: case(*holders, else_=name)}
-            keys = self._adapter.rows.key_in(slots, [slot for slot, _ in some])
-            statement = self._adapter.rows.by_key(slots, write(slots, keys, list(values.items())))
-            self._adapter.rows.execute(self._session, slots, statement)
+        some = self._adapter.rows.padded(slots, pairs)
+        holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, claim in some)
+        values = claimed | {token: literal(some[0][1].token, token.type), name: case(*holders, else_=name)}
+        self._write([slot for slot, _ in some], list(values.items()))
+
+    def _write_places(self, starts: Sequence[tuple[Identity, list[Claim]]]) -> None:
+        """Count the starts of places, whose next round begins no earlier than a period after the last one."""
+        slots, some = self._slots, self._adapter.rows.padded(self._slots, starts)
+        counts = ((slots.key(row), literal(self._begun.get(row, 0) + len(claims))) for row, claims in some)
+        name, singles = slots["claimed_by"], [(row, each) for row, (each, *_) in some if row not in self._begun]
+        holders = ((slots.key(row), literal(holder(claim, PLACE), name.type)) for row, claim in singles)
+        seconds: Any = slots["period"] * literal_column("0.001", Float(53))
+        values: list[Assignment] = [
+            (slots["status"], state(Status.RUNNING)),
+            (slots["available_at"], utcnow(seconds)),
+            (slots["claimed_at"], utcnow()),
+            (slots["attempt"], case(*counts)),
+            (name, case(*holders, else_=null()) if singles else null()),
+        ]
+        self._write([row for row, _ in some], values)
+
+    def _write(self, keys: Sequence[Identity], values: Sequence[Assignment]) -> None:
+        slots, rows = self._slots, self._adapter.rows
+        rows.execute(self._session, slots, rows.by_key(slots, write(slots, rows.key_in(slots, keys), values)))
 
     def _read(self, keys: Collection[Key], most: int) -> None:
         slots, rows, names = self._slots, self._adapter.rows, [key for key in keys if key is not None]
+        for stock in self._stocks:
+            stock.unread.difference_update(names)
         for some in rows.batches(slots, names):
             named = rows.one_of(slots, slots["slot_key"], some)
             seen: Any = rows.execute(self._session, slots, _first_free(slots, named, most))
-            found: dict[str, list[int]] = {}
-            for key, number in seen:
-                found.setdefault(key, []).extend([number] if number else ())
-            for key, numbers in found.items():
-                self._free[key] = [number for number in numbers if (key, number) not in self._tried]
-                random.shuffle(self._free[key])  # so that claims at the same time do not lock the same ones
-                (self._unread.discard if len(numbers) < most - 1 else self._unread.add)(key)
+            has = defaultdict[Key, tuple[bool, bool]](lambda: (True, False))
+            free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
+            for key, number, left, worth, period in seen:
+                if number == 0:
+                    has[key] = worth != UNLIMITED, period is not None
+                else:
+                    free[key][number < 0].append(Free((key, number), *((left, worth) if number < 0 else (1, 1))))
+            for key in {*has, *free}:
+                self._known.add(key)
+                for stock, has_any, found in zip(self._stocks, has[key], free[key], strict=True):
+                    if has_any:
+                        stock.fill(key, [each for each in found if each.row not in self._tried])
+                    if has_any and len(found) >= most - 1:
+                        stock.unread.add(key)
 
-    def _lock(self, shares: Mapping[Key, int]) -> list[Key]:
-        """Lock slots that have been read; return the keys of which there are too few."""
-        chosen: list[Identity] = []
-        for key, share in shares.items():
-            free, number = self._free.get(key, []), max(share - len(self._held[key]), 0)
-            chosen += [(key, free.pop()) for _ in free[:number]]
-        self._tried.update(chosen)
-        slots = self._slots
-        state = slots.made.get("takeable", lambda: _takeable(slots))
-        for some in _slot_batches(self._adapter, slots, sorted(chosen)):
+    def _lock(self, shares: Mapping[Key, int]) -> list[tuple[_Stock, Key]]:
+        """Lock slots and places that have been read; return of which keys there are too few."""
+        chosen = [each for key, share in shares.items() for stock in self._stocks for each in stock.take(key, share)]
+        self._tried.update(each.row for each in chosen)
+        slots, have_begun = self._slots, any(each.worth > 1 for each in chosen)
+        state = slots.made.get(("takeable", have_begun), lambda: _takeable(slots, have_begun=have_begun))
+        for some in _slot_batches(self._adapter, slots, sorted(each.row for each in chosen)):
             where = (self._adapter.rows.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            for slot in self._adapter.rows.lock(self._session, pick, locks_only=self._lease is FOREVER):
-                self._held[slot[0]].append(slot)
-        return [key for key, share in shares.items() if key is not None and len(self._held[key]) < share]
+            locked = self._adapter.rows.lock(self._session, pick, locks_only=self._lease is FOREVER)
+            left = self._left_of(locked) if have_begun and locked else {}
+            for row in locked:
+                self._stocks[row[1] < 0].held[row[0]] += [row] * left.get(row, 1)
+        return [
+            (stock, key)
+            for key, share in shares.items()
+            for stock in self._stocks
+            if key in stock.free and len(stock.held[key]) < share
+        ]
+
+    def _left_of(self, rows: Sequence[Identity]) -> dict[Identity, int]:
+        """Return how many starts locked places are for: others may have used some since they were read."""
+        slots, left = self._slots, dict[Identity, int]()
+        named = and_(self._adapter.rows.key_in(slots, rows), is_place(slots, slots.table))
+        read = select(*slots.primary_key, _starts_left(slots), slots["max_attempts"]).where(named)
+        latest = self._adapter.rows.by_key(slots, read.with_for_update(key_share=True))
+        found: Any = self._adapter.rows.execute(self._session, slots, latest)
+        for key, number, starts, worth in found:
+            left[key, number] = starts
+            if worth > 1:
+                self._begun[key, number] = worth - starts
+        return left
 
 
-def _takeable(slots: QueueSpec) -> tuple[Criterion, ...]:
-    return (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
+def _together(pairs: Iterable[tuple[Identity, Claim]]) -> list[tuple[Identity, list[Claim]]]:
+    found = defaultdict[Identity, list[Claim]](list)
+    for row, claim in pairs:
+        found[row].append(claim)
+    return list(found.items())
+
+
+def _takeable(slots: QueueSpec, *, have_begun: bool) -> tuple[Criterion, ...]:
+    """Return the criteria of rows that may be taken; without those of places whose round has begun, unless asked."""
+    taken = is_busy if have_begun else is_taken
+    return (is_usable(slots, slots.table), ~taken(slots, slots.table), ~is_draining(slots, slots.table))
+
+
+def _starts_left(slots: QueueSpec) -> ColumnElement[int]:
+    worth = slots["max_attempts"]
+    under_way = and_(is_place(slots, slots.table), is_taken(slots, slots.table))
+    return case((under_way, worth - slots["attempt"]), else_=worth)
 
 
 def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
-    """Return the keys without slots to take: all are held, or more tasks run than a lowered limit allows."""
-    other, key = slots.table.alias("other"), slots["slot_key"]
-    free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))
-    none = ~select(literal_column("1")).select_from(other).where(free).correlate(slots.table).exists()
-    retired = ~is_usable(slots, slots.table)
-    return select(key).where(is_busy(slots, slots.table), or_(retired, none)).distinct()
+    """Return the keys of which no task may start: all slots are held, more tasks run than a lowered limit allows, or
+    the rate is used up."""
+    table, other, key = slots.table, slots.table.alias("other"), slots["slot_key"]
+    alike = or_(
+        and_(is_place(slots, table), is_place(slots, other)), ~or_(is_place(slots, table), is_place(slots, other))
+    )
+    free = and_(other.c[key.name] == key, alike, is_usable(slots, other), ~is_busy(slots, other))
+    none = ~select(literal_column("1")).select_from(other).where(free).correlate(table).exists()
+    retired = and_(~is_place(slots, table), ~is_usable(slots, table))
+    full = or_(retired, and_(is_usable(slots, table), none))
+    return select(key).where(is_busy(slots, table), full).distinct()
 
 
 def _first_free(slots: QueueSpec, named: Criterion, most: int) -> Executable:
-    """Return slot 0 of each ``named`` key that has slots, and slots that seem to be free."""
-    key, number = slots["slot_key"], slots["slot_number"]
-    free = and_(*_takeable(slots))
-    place = func.row_number().over(partition_by=key, order_by=number).label("place")
-    known = select(key, number, place).where(named, or_(number == literal_column("0"), free)).subquery("known")
-    return select(known.c[key.name], known.c[number.name]).where(known.c.place <= literal_column(str(most)))
+    """Return row 0 of each ``named`` key that has rows, and slots and places that seem to be free."""
+    key, number, worth = slots["slot_key"], slots["slot_number"], slots["max_attempts"]
+    free, left = and_(*_takeable(slots, have_begun=True)), _starts_left(slots)
+    kind = case((is_place(slots, slots.table), _ZERO), else_=literal_column("1"))
+    place = func.row_number().over(partition_by=[key, kind], order_by=[left, number]).label("place")
+    columns = key, number, left.label("starts_left"), worth, slots["period"]
+    known = select(*columns, place).where(named, or_(number == _ZERO, free)).subquery("known")
+    first = known.c.place <= literal_column(str(most))
+    return select(*(known.c[column.name] for column in columns)).where(first)
 
 
 # -- queues that limit how many tasks with the same key run at once, and the slots that running tasks hold ------------
 
 
 class Limits(Kind):
-    """Limits running tasks: claims each with a slot, frees slots when claims are settled, extends their leases."""
+    """Limits running tasks: claims each with a slot, frees slots when claims are settled, extends their leases.  Limits
+    their starts: claims each with a place, which time frees."""
 
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if options.slots is None:
             needed = "slots= is missing: name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
-            return needed if "limit_key" in roles else None
+            if "limit_key" in roles:
+                return needed
+            given = [name for name in ("limit", "rate") if getattr(options, name) is not None]
+            return f"{given[0]}= is for models that derive from LimitMixin" if given else None
         if "limit_key" not in roles:
             return "slots= is for models that derive from LimitMixin"
         if SLOTS not in kinds_in(options.slots):
@@ -457,6 +736,7 @@ SLOTS = SlotRows(
     columns={
         "slot_key": lambda _: {"type_": key_type(LONGEST_KEY), "primary_key": True},
         "slot_number": lambda _: {"type_": Integer(), "primary_key": True, "autoincrement": False},
+        "period": lambda _: optional(BigInteger()),
     },
     checks={"slot_key": checks.key},
     partition=Partition("slot_key", width=1),
@@ -464,11 +744,12 @@ SLOTS = SlotRows(
 
 
 class LimitMixin(QueueMixin):
-    """A queue that limits how many tasks with the same ``limit_key`` run at once, across all workers.
+    """A queue that limits how many tasks with the same ``limit_key`` run at once, and how many start within a time,
+    across all workers.
 
-    The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names.  A key at its limit
-    does not delay tasks of other keys.  A claim can hold slots that it does not use until its transaction ends: commit
-    claims soon.
+    The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names, which also has what
+    a :class:`.Rate` needs.  A key at its limit, or whose rate is used up, does not delay tasks of other keys.  A claim
+    can hold slots that it does not use until its transaction ends: commit claims soon.
 
     Tasks are claimed in the queue's order, except during concurrent claims: instead of a task that another claim has
     locked, the claim takes the next task of the same key, even if a task of another key comes before it.  If the first
@@ -484,7 +765,8 @@ class LimitMixin(QueueMixin):
 
 
 class SlotMixin(QueueMixin):
-    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the same lease.
+    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the same lease.  And the places of
+    rates, which count starts.
 
     The mixin declares the primary key.  Rows are created when they are needed, see :func:`.set_limit`.
     """
@@ -496,4 +778,6 @@ class SlotMixin(QueueMixin):
         slot_key: Mapped[str]
         """The ``limit_key`` of the tasks that may take the slot."""
         slot_number: Mapped[int]
-        """The number of the slot; number 0 represents the key itself, and is never held."""
+        """The number of the slot; number 0 represents the key itself, and is never held; places have negative ones."""
+        period: Mapped[int | None]
+        """The time of the key's rate in milliseconds, in its row 0 and its places."""

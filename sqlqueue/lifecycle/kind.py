@@ -56,6 +56,8 @@ class Cause(StrEnum):
     """It may have crashed a worker process: a worker does not run it alongside other tasks, see ``max_crashes``."""
     LIMIT = "limit"
     """The maximum number of tasks with its ``limit_key`` are running."""
+    RATE = "rate"
+    """The maximum number of tasks with its ``limit_key`` have started within the time of their rate."""
     KEY_ORDER = "key-order"
     """Other tasks with the same key come first."""
     KEY_HELD = "key-held"

@@ -1,10 +1,11 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
+from ..kinds.limits import Limit
 from ..model.companions import WorkerState
 from .batches import TaskBatch, TaskGroup, batch, seal
 from .bulk import BATCH, Batch, Pruned, Reactivated, is_prunable, prune, rescue
 from .claiming import claim, claim_many, claiming, consume, consume_many
-from .control import Limit, Pause, limits, pause, paused, resume, set_limit
+from .control import Pause, limits, pause, paused, resume, set_limit, set_rate
 from .enqueueing import OnConflict, enqueue
 from .error_groups import LAST, ErrorGroup, errors, in_error_group
 from .flows import (
@@ -129,6 +130,7 @@ __all__ = [
     "seal",
     "set_concurrency",
     "set_limit",
+    "set_rate",
     "snooze",
     "stats",
     "stats_by",

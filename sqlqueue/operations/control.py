@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,7 +10,21 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, Select, Table, and_, case, delete, func, insert, literal_column, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    null,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from .._support import checks
@@ -18,10 +33,23 @@ from .._support.texts import error_text
 from ..diagnostics.functions import called_functions
 from ..dialects.base import Adapter
 from ..kinds.columns import LONGEST_TOPIC
-from ..kinds.limits import ENDLESS, FOREVER, create_slots, is_busy, make, slots_of, usage
+from ..kinds.limits import (
+    ENDLESS,
+    FOREVER,
+    UNLIMITED,
+    Limit,
+    create_slots,
+    is_place,
+    is_taken,
+    make,
+    milliseconds,
+    read_limits,
+    slots_of,
+    worths,
+)
 from ..model.companions import LONGEST_PLACE, PauseMixin, companion_table, needed_companion
 from ..model.declaration import LONGEST_KEY, QueueMixin
-from ..queue.options import Status
+from ..queue.options import Rate, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, all_but, has_come, is_due, picks, present_status, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
@@ -32,78 +60,129 @@ from .recording import Shown, moments_read
 # -- limits: how many tasks with the same ``limit_key`` may run at once -----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The limit of a ``key``: how many of its tasks may run at once, and how many run now."""
-
-    key: str
-    """The ``limit_key`` of these tasks."""
-    limit: int
-    """How many may run at once."""
-    running: int
-    """How many run now."""
-
-
-def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
+def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int | None) -> None:
     """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, at most 10,000, from the commit on; 0
-    stops the key.
+    stops the key, and ``None`` removes its limit.
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
     which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
     open transactions.  Raises :class:`.ArgumentError` in a session that sees only some of the tasks, because of its
     criteria or row-level security.
     """
-    spec = spec_of(entity)
-    slots = slots_of(spec)
-    checks.at_once("limit", limit, least=0)
-    checks.key("key", key, LONGEST_KEY)
-    session = session_of(session)
-    adapter = open_(session, slots, Access.SKIP)
-    refuse_if_restricted(session, adapter, spec, "set_limit()")
-    of_key = slots["slot_key"] == key
-    if not adapter.rows.exists(session, slots, of_key):
-        create_slots(session, adapter, spec, [key])
-    used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
-    kept = (used + idle)[:limit]
-    gone = idle[max(limit - len(used), 0) :]
-    for numbers, attempts in ((kept, ENDLESS), (used[limit:], 0)):
-        values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
+    if limit is not None:
+        checks.at_once("limit", limit, least=0)
+    rows = _KeyRows.locked(session, entity, key, "set_limit()")
+    rows.write(
+        [0],
+        (rows.slots["status"], state(Status.RUNNING if limit == 0 else Status.AVAILABLE)),
+        (rows.slots["available_at"], utcnow(FOREVER)),
+        (rows.slots["max_attempts"], literal_column(str(UNLIMITED if limit is None else 0))),
+    )
+    rows.resize([ENDLESS] * (limit or 0), retires=limit is not None)
+
+
+def set_rate(session: AnySession, entity: type[QueueMixin], key: str, rate: Rate | None) -> None:
+    """Set how many tasks of ``entity`` with this ``limit_key`` may start within a time, from the commit on; ``None``
+    removes its rate.
+
+    Tasks that have started within the former time count: none is claimed before the new rate allows it.  For the
+    transaction, locks and errors see :func:`set_limit`.
+    """
+    if rate is not None and not isinstance(rate, Rate):
+        raise ArgumentError(f"rate={rate!r}: give a Rate, as in Rate(100, per=timedelta(minutes=1)), or None")
+    rows = _KeyRows.locked(session, entity, key, "set_rate()")
+    slots = rows.slots
+    if rate is None:
+        rows.write([0], (slots["period"], null()))
+        rows.resize([], sign=-1)
+        return
+    period: ColumnElement[int] = literal_column(str(milliseconds(rate)))
+    later = and_(slots["period"] != period, slots["available_at"] > utcnow())
+    until = case((later, utcnow(rate.per)), else_=slots["available_at"])
+    rows.write([0], (slots["period"], period))
+    rows.resize(worths(rate), (slots["available_at"], until), (slots["period"], period), sign=-1, rate=rate)
+
+
+@dataclass(frozen=True)
+class _KeyRows:
+    """The rows of a key, which the session's transaction has locked."""
+
+    session: Session
+    adapter: Adapter
+    slots: QueueSpec
+    key: str
+
+    @classmethod
+    def locked(cls, session: AnySession, entity: type[QueueMixin], key: str, call: str) -> _KeyRows:
+        """Lock the rows of a key, after creating them if there are none."""
+        spec = spec_of(entity)
+        slots = slots_of(spec)
+        checks.key("key", key, LONGEST_KEY)
+        session = session_of(session)
+        adapter = open_(session, slots, Access.SKIP)
+        refuse_if_restricted(session, adapter, spec, call)
+        of_key = slots["slot_key"] == key
+        if not adapter.rows.exists(session, slots, of_key):
+            create_slots(session, adapter, spec, [key])
+        adapter.rows.sweep(session, slots, write(slots, of_key, [(slots["claimed_by"], slots["claimed_by"])]))
+        return cls(session, adapter, slots, key)
+
+    def write(self, numbers: Sequence[int], *values: Assignment) -> None:
+        """Write to the rows with these numbers."""
         if numbers:
-            keys = [(key, number) for number in numbers]
-            adapter.rows.change(session, slots, write(slots, adapter.rows.key_in(slots, keys), values), keys)
-    if gone:
-        keys = [(key, number) for number in gone]
-        adapter.rows.change(session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
-    first = max(used + idle, default=0) + 1
-    make(session, adapter, slots, ((key, number) for number in range(first, first + limit - len(kept))))
+            keys = [(self.key, number) for number in numbers]
+            named = self.adapter.rows.key_in(self.slots, keys)
+            self.adapter.rows.change(self.session, self.slots, write(self.slots, named, values), keys)
 
+    def resize(
+        self,
+        worths: Sequence[int],
+        *values: Assignment,
+        sign: int = 1,
+        rate: Rate | None = None,
+        retires: bool = True,
+    ) -> None:
+        """Let the key have as many slots, or places if ``sign`` is -1, as there are ``worths``, and write ``values`` to
+        those that are kept or retired.
 
-def _lock_all(
-    session: Session, adapter: Adapter, slots: QueueSpec, of_key: Criterion, *, closed: bool
-) -> tuple[list[int], list[int]]:
-    """Lock a key's slots.  Return the numbers of those that tasks hold, last claimed first, and of the others."""
-    unchanged: list[Assignment] = [(slots["claimed_by"], slots["claimed_by"])]
-    adapter.rows.sweep(session, slots, write(slots, of_key, unchanged))
-    first = and_(of_key, slots["slot_number"] == literal_column("0"))
-    status = Status.RUNNING if closed else Status.AVAILABLE
-    told: list[Assignment] = [(slots["status"], state(status)), (slots["available_at"], utcnow(FOREVER))]
-    adapter.rows.sweep(session, slots, write(slots, first, told))
-    number, busy = slots["slot_number"], case((is_busy(slots, slots.table), literal_column("1")))
-    asked = select(number, busy).where(of_key, number > literal_column("0")).order_by(slots["claimed_at"].desc())
-    latest = asked.with_for_update(key_share=True)  # reads the latest rows even at REPEATABLE READ
-    rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.rows.execute(session, slots, latest)]
-    return [number for number, held in rows if held], [number for number, held in rows if not held]
+        The used ones are kept first, of these the last used; the rest of them are retired, and of the others deleted.
+        """
+        slots, adapter = self.slots, self.adapter
+        used, others = self._numbers(sign)
+        kept, rest = (used + others)[: len(worths)], used[len(worths) :]
+        gone = others[max(len(worths) - len(used), 0) :] + ([] if retires else rest)
+        alike = defaultdict[int, list[int]](list, {0: rest if retires else []})
+        for number, worth in zip(kept, worths, strict=False):
+            alike[worth].append(number)
+        for worth, numbers in alike.items():
+            self.write(numbers, (slots["max_attempts"], literal_column(str(worth))), *values)
+        if gone:
+            keys = [(self.key, number) for number in gone]
+            adapter.rows.change(self.session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
+        first = max(map(abs, used + others), default=0) + 1
+        new, period = enumerate(worths[len(kept) :], first), () if rate is None else (milliseconds(rate),)
+        make(self.session, adapter, slots, ((self.key, sign * number, worth, *period) for number, worth in new))
+
+    def _numbers(self, sign: int) -> tuple[list[int], list[int]]:
+        """Return the numbers of slots, or places, that are used, the last used first, and of the others."""
+        slots, number, table = self.slots, self.slots["slot_number"], self.slots.table
+        taken = case((is_taken(slots, table), literal_column("1")))
+        kind = is_place(slots, table) if sign < 0 else number > literal_column("0")
+        asked = select(number, taken).where(slots["slot_key"] == self.key, kind).order_by(slots["claimed_at"].desc())
+        latest = asked.with_for_update(key_share=True)  # reads the latest rows even at REPEATABLE READ
+        rows: list[tuple[int, int | None]] = [
+            tuple(row) for row in self.adapter.rows.execute(self.session, slots, latest)
+        ]
+        return [number for number, held in rows if held], [number for number, held in rows if not held]
 
 
 def limits(session: AnySession, entity: type[QueueMixin], *, first: int | None = None) -> list[Limit]:
-    """Return the keys that have been used or given a limit, sorted by key: all, or only the ``first`` ones."""
+    """Return the keys that have been used, or given a limit or rate, sorted by key: all, or only the ``first`` ones."""
     slots = slots_of(spec_of(entity))
     session = session_of(session)
     if first is not None:
         checks.count("first", first)
-    adapter = open_(session, slots)
-    rows: Any = adapter.rows.execute(session, slots, usage(slots).order_by(slots["slot_key"]).limit(first))
-    return [Limit(*row) for row in rows]
+    return read_limits(open_(session, slots), session, slots, first=first)
 
 
 # -- pauses of queues, topics and keys, for all workers at once: rows in the database ---------------------------------

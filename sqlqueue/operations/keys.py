@@ -14,10 +14,10 @@ from .._support import checks
 from .._support.texts import key_text
 from ..dialects.base import Adapter
 from ..dialects.statements import LANES
-from ..kinds.limits import slots_of, usage
+from ..kinds.limits import Limit, read_limits, slots_of
 from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
-from ..queue.options import Status
+from ..queue.options import Rate, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
@@ -66,7 +66,13 @@ class KeyState:
     weight: float | None
     """The weight of its share, in a fair queue."""
     limit: int | None
-    """How many of its tasks may run at once, in a queue with limits."""
+    """How many of its tasks may run at once, in a queue with limits; ``None``: any number."""
+    rate: Rate | None
+    """How many of its tasks may start within a time, in a queue with limits; ``None``: any number."""
+    started: int
+    """How many have started within this time, see :class:`.Limit`."""
+    next_start: datetime | None
+    """When the next may start, by the rate; ``None`` if one may now."""
     paused: bool
     """Whether the key is paused; a pause of its whole queue does not count."""
     blocked_by: KeyBlock | None
@@ -170,21 +176,24 @@ class View:
         """Return the states of these keys, :data:`LANES` at most."""
         spec, of = self._spec, self._of
         none: ColumnElement[int] = literal_column("0")
-        by_slots = spec.is_limited
+        limits = self._limits(keys)
         counts = [
             count
             for key in keys
-            for count in (self._ready(of(key)), none if by_slots and key is not None else self._running(of(key)))
+            for count in (self._ready(of(key)), self._running(of(key)) if limits[key].running is None else none)
         ]
         numbers = self._adapter.rows.execute(self._session, spec, select(*counts)).one()
-        used, blocked, stopped = self._used(keys), self._blocked(keys), set(paused)
+        blocked, stopped = self._blocked(keys), set(paused)
         return [
             KeyState(
                 key=key,
                 ready=numbers[2 * n],
-                running=used[key][1] if key in used else numbers[2 * n + 1],
+                running=numbers[2 * n + 1] if (running := limits[key].running) is None else running,
                 weight=None if spec.fair is None else float(spec.options.weight_of(key)),
-                limit=used[key][0] if key in used else None,
+                limit=limits[key].limit,
+                rate=limits[key].rate,
+                started=limits[key].started,
+                next_start=limits[key].next_start,
                 paused=key in stopped,
                 blocked_by=blocked.get(key),
             )
@@ -216,15 +225,17 @@ class View:
         rows = self._adapter.rows.select_candidates(pick, counted.label("counted")).subquery()
         return select(func.count(rows.c.counted)).scalar_subquery().label(None)
 
-    def _used(self, keys: Sequence[Any]) -> Mapping[Any, tuple[int, int]]:
-        """Return the limits of keys, and how many of their tasks run."""
+    def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
+        """Return the limits of keys, and how many of their tasks run and have started."""
         spec, named = self._spec, [key for key in keys if key is not None]
+        limits = {key: Limit(key, None, None) for key in keys}
         if not spec.is_limited or not named:
-            return {}
-        slots = slots_of(spec)
-        read = usage(slots).where(self._adapter.rows.one_of(slots, slots["slot_key"], named))
-        found: Any = self._adapter.rows.execute(self._session, slots, read)
-        return dict.fromkeys(named, (spec.options.limit, 0)) | {key: (limit, busy) for key, limit, busy in found}
+            return limits
+        slots, options = slots_of(spec), spec.options
+        limit, running = options.first_limit, None if options.first_limit is None else 0
+        limits |= {key: Limit(key, limit, running, options.rate) for key in named}
+        of_keys = self._adapter.rows.one_of(slots, slots["slot_key"], named)
+        return limits | {each.key: each for each in read_limits(self._adapter, self._session, slots, of_keys)}
 
     def _blocked(self, keys: Sequence[Any]) -> dict[Any, KeyBlock]:
         spec, named = self._spec, [key for key in keys if key is not None]

@@ -627,7 +627,7 @@ def _apply(
     if spec.is_limited and settlement.record is not None:
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
         done = claims if fence.waits else [claim for claim in claims if claim not in lost]
-        Slots(session, adapter, spec).free(done)
+        Slots(session, adapter, spec).free(done, unused=settlement.record.outcome is AttemptOutcome.RELEASED)
     return lost
 
 

@@ -120,6 +120,45 @@ class LatchOptions:
             duration("retention", self.retention, zero=True)
 
 
+# -- how many tasks with the same key may start within a time ---------------------------------------------------------
+
+MOST_STARTS = 1_000_000_000
+LONGEST_PERIOD = timedelta(days=400)
+MILLISECOND = timedelta(milliseconds=1)
+_UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
+"""Units of time, in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most so many starts in any time of a length: ``Rate(100, per=timedelta(minutes=1))``.
+
+    ``starts``: from 1 to 1,000,000,000.  ``per``: whole milliseconds, up to 400 days.  Raises :class:`.ArgumentError`
+    for values of the wrong type or range.
+    """
+
+    starts: int
+    per: timedelta = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if count("starts", self.starts) > MOST_STARTS:
+            raise ArgumentError(f"starts={self.starts}: give at most {MOST_STARTS:,}")
+        if duration("per", self.per) > LONGEST_PERIOD or self.per % MILLISECOND:
+            raise ArgumentError(f"per={self.per!r}: give whole milliseconds, and at most {LONGEST_PERIOD.days} days")
+
+    def __str__(self) -> str:
+        return f"{self.starts:,} per {self.period}"
+
+    @property
+    def period(self) -> str:
+        """The time in words: ``1 min``, ``1 h 30 min``, ``500 ms``."""
+        rest, parts = self.per // MILLISECOND, list[str]()
+        for unit, size in _UNITS.items():
+            number, rest = divmod(rest, size)
+            parts += [f"{number} {unit}"] if number else []
+        return " ".join(parts)
+
+
 # -- the options of a queue, which its model declares -----------------------------------------------------------------
 
 LIGHTEST, HEAVIEST = 0.1, 1_000
@@ -163,7 +202,10 @@ class QueueOptions:
       one run (``"once"``, the default), by all (``"all"``), or not at all (``"skip"``).
     - ``slots``: for a :class:`.LimitMixin`, the model of its slots.
     - ``limit``: for a :class:`.LimitMixin`, how many tasks with the same key may run at once: the initial limit of a
-      new key, from 1, the default, to 10,000. Change it with :func:`.set_limit`.
+      new key, from 1 to 10,000. Change it with :func:`.set_limit`. By default 1, or no limit if there is a ``rate``.
+    - ``rate``: for a :class:`.LimitMixin`, how many tasks with the same key may start within a time: the initial
+      :class:`.Rate` of a new key; ``None``, the default: any number. Change it with :func:`.set_rate`. See
+      :doc:`/how-to/rates`.
     - ``columns``: new names for columns of the mixin whose names are taken, ``{"status": "queue_status"}``.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
@@ -186,7 +228,8 @@ class QueueOptions:
     stages: tuple[str, ...] = ()
     missed: Missed = "once"
     slots: type[Any] | None = None
-    limit: int = 1
+    limit: int | None = None
+    rate: Rate | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -216,7 +259,10 @@ class QueueOptions:
             key("stages", stage)
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: give one of {', '.join(get_args(Missed))}")
-        at_once("limit", self.limit)
+        if self.limit is not None:
+            at_once("limit", self.limit)
+        if self.rate is not None and not isinstance(self.rate, Rate):
+            raise ArgumentError(f"rate={self.rate!r}: give a Rate, as in Rate(100, per=timedelta(minutes=1))")
 
     def _check_sequence(self) -> None:
         if not isinstance(self.continue_on_discarded, bool):
@@ -240,6 +286,11 @@ class QueueOptions:
         if isinstance(self.weight, Mapping):
             return self.weight.get(value, 1.0)
         return weight(value, self.weight(value))
+
+    @property
+    def first_limit(self) -> int | None:
+        """How many tasks with the same new key may run at once; ``None``: any number."""
+        return 1 if self.limit is None and self.rate is None else self.limit
 
     @property
     def prunes(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import select
 
-from sqlqueue import ArgumentError, QueueSession, utcnow
+from sqlqueue import ArgumentError, QueueSession, Rate, utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import ClaimRequest
-from sqlqueue.kinds.limits import Gate, create_slots
+from sqlqueue.kinds.limits import Free, Gate, create_slots
 from sqlqueue.lifecycle.transitions import TOKEN, claim_assignments
 from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
@@ -78,9 +78,12 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.cancel(where)", lambda s: s.cancel(Visit, Visit.limit_key == "a")
     yield "Visit.discard(where)", lambda s: s.discard(Visit, Visit.limit_key == "a", error="no")
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
+    yield "Visit.set_rate", lambda s: s.set_rate(Visit, "a", Rate(150, per=MINUTE))
     yield "Visit.limits", lambda s: s.limits(Visit)
     yield "Visit.keys", lambda s: s.keys(Visit, first=2)
+    yield "Visit.release", lambda s: s.release(claims(Visit, 3))
     yield "Visit.claim(candidates)", _claim_candidates
+    yield "Visit.claim(places)", _take_places
     yield (
         "Visit.create_slots",
         lambda s: create_slots(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"]),
@@ -93,7 +96,7 @@ def _claim_candidates(session: QueueSession) -> None:
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
     gate = Gate(session, adapter, spec, MINUTE)
     gate.hold({"x": 1, None: 1})
-    gate._free["x"], gate._unread = [1, 2], {"x"}
+    gate._stocks[0].free["x"], gate._stocks[0].unread = [Free(("x", 1), 1, 1), Free(("x", 2), 1, 1)], {"x"}
     gate.hold({"x": 2})
     for step in ClaimQuery(spec).steps:
         request = ClaimRequest(
@@ -103,8 +106,26 @@ def _claim_candidates(session: QueueSession) -> None:
         with suppress(ArgumentError):  # on an engine that locks no rows, these are missing
             adapter.rows.claim_lanes(session, request, {"x": 1, None: 1}, first)
     (claim,) = claims(Visit, 1)
-    gate._used = {claim.identity: ("x", 1)}
+    gate._used = {claim.identity: [("x", 1)]}
     gate.assign([claim])
+
+
+def _take_places(session: QueueSession) -> None:
+    """Send the statements of a claim for places, worth one start and worth several."""
+    gate = Gate(session, adapter_for(session.get_bind().dialect), Visit.__queue_spec__, MINUTE)
+    for free in (Free(("x", -1), 1, 1), Free(("x", -1), 2, 3)):
+        gate._known, gate._tried = {"x"}, set()
+        gate._stocks[1].free["x"] = [free]
+        gate.hold({"x": 1})
+    gate._left_of([("x", -1), ("x", -2)])
+    first, second, third = claims(Visit, 3)
+    gate._begun = {("x", -2): 1}
+    gate._used = {
+        first.identity: [("x", -1)],
+        second.identity: [("x", -2)],
+        third.identity: [("x", -2)],
+    }
+    gate.assign([first, second, third])
 
 
 def progress() -> Iterator[tuple[str, Call]]:

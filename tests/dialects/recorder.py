@@ -155,6 +155,7 @@ _KNOWN = {
     "schedule": "PT60S",
     "outcome": "failed",
     "command": "drain",
+    "period": None,
 }
 _KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31), "expires_at": datetime(2027, 1, 1)}
 """The time in rows: recurring tasks are available since a later time, so that they need not be planned, and no task has

@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.mssql import seek_by_key
-from sqlqueue.kinds.limits import Gate
+from sqlqueue.kinds.limits import Free, Gate
 from sqlqueue.sql import remove, write
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_lints import TABLES, pinned
@@ -231,7 +231,7 @@ def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
         with QueueSession(engine) as session:
             session.claim(Task, Task.number > 1, lease=lease)
             gate = Gate(session, adapters()["mssql"], Visit.__queue_spec__, lease)
-            gate._free["x"] = [1]
+            gate._known, gate._stocks[0].free["x"] = {"x"}, [Free(("x", 1), 1, 1)]
             gate.hold({"x": 1})
         assert sum("UPDLOCK" in sql for sql in log) == 2
         saved = [number for number, sql in enumerate(log) if sql.startswith("SAVE TRANSACTION")]

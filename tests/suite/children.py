@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -99,6 +100,26 @@ def transfer(gate: Gate, url: URL) -> None:
                         s.commit()
             s.rollback()
             time.sleep(0.005)
+
+
+def start(gate: Gate, url: URL, hours: int) -> None:
+    """Start tasks until killed, on a host whose clock is off, in transactions that stay open or are rolled back."""
+    real, chance = time.time, random.Random()
+    time.time = lambda: real() + hours * 3_600
+    os.environ["TZ"] = f"XYZ{hours:+}"
+    time.tzset()
+    with session(url) as s:
+        gate.wait()
+        while True:
+            with suppress(OperationalError):  # SQLite's one writer is busy, or a deadlock
+                tasks = s.claim_many(Visit, limit=chance.randint(1, 4))
+                if chance.random() < 0.3:
+                    time.sleep(chance.random() * 0.03)
+                if chance.random() < 0.9:
+                    s.complete(tasks)
+                    s.commit()
+            s.rollback()
+            time.sleep(0.002)
 
 
 def claim_and_stay(gate: Gate, url: URL) -> None:

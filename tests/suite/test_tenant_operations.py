@@ -27,6 +27,7 @@ from sqlqueue import (
     PauseMixin,
     QueueOptions,
     QueueSession,
+    Rate,
     RecurringMixin,
     SlotMixin,
     TopicMixin,
@@ -324,6 +325,7 @@ OPERATIONS: dict[str, Callable[[Actor], Any]] = {
     "rescue": counts(1, lambda a: a.rescue(Deed)),
     "prune": counts(2, lambda a: a.prune(Deed, DAY)),
     "set_limit": refused(lambda a: a.set_limit(Deed, f"{OTHER}:limit", 0)),
+    "set_rate": refused(lambda a: a.set_rate(Deed, f"{OTHER}:limit", Rate(1, per=DAY))),
     "limits": unscoped(lambda a: a.limits(Deed)),
     "keys": keys,
     "pause": refused(
