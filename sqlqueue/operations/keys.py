@@ -92,7 +92,9 @@ class KeyState:
         if self.blocked_by is not None:
             identity, status, until = self.blocked_by
             return f"{status} {key_text(identity)}{f' until {moment_text(until)}' if until else ''}"
-        return "full" if self.is_full else None
+        if self.is_full:
+            return "full"
+        return f"rate used up until {moment_text(self.next_start)}" if self.next_start else None
 
 
 def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, after: Any = None) -> list[KeyState]:
