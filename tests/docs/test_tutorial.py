@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import PROJECT, files
 from tests.examples.running import run, running
 
@@ -20,6 +22,7 @@ def commands() -> Iterator[tuple[list[str], list[str]]]:
             yield command.split(), output
 
 
+@pytest.mark.timeout(600)
 def test_the_files_and_commands(tmp_path: Path) -> None:
     for name, text in files(TUTORIAL).items():
         (tmp_path / name).write_text(text, encoding="utf-8")

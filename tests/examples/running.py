@@ -16,7 +16,7 @@ from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-STARTING = 90.0
+STARTING = 180.0
 """Seconds that a program may take to start or to do its work on a busy machine."""
 
 
@@ -33,7 +33,7 @@ def run(example: str | Path, *command: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=STARTING,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -57,7 +57,7 @@ def running(example: str | Path, *command: str, **variables: str) -> Iterator[su
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=STARTING)
         finally:
             process.kill()
 

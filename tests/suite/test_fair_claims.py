@@ -41,12 +41,6 @@ class Water(Tile):
     __mapper_args__ = {"polymorphic_identity": "water"}  # noqa: RUF012
 
 
-@pytest.fixture(autouse=True)
-def beginning() -> None:
-    """Forget the turns of former tests, whose engines have other rows now."""
-    turns._rotations.clear()
-
-
 def crawls(db: Database, **counts: int) -> None:
     """Insert so many tasks of each site; those of `none` have no site."""
     for site, number in counts.items():

@@ -22,12 +22,6 @@ from tests.support.rows import PAST, TOMORROW, analyze, insert_many, rows
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(autouse=True)
-def beginning() -> None:
-    """Forget the turns of former tests, whose engines have other rows now."""
-    turns._rotations.clear()
-
-
 def shown(found: list[KeyState], *names: str) -> dict[Any, Any]:
     return {each.key: tuple(getattr(each, name) for name in names) for each in found}
 

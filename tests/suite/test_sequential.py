@@ -13,7 +13,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations import turns
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql import sequential_picks
 from sqlqueue.worker import fetcher
@@ -53,12 +52,6 @@ class Move(QueueMixin, Base):
 
 class Castling(Move):
     __mapper_args__ = {"polymorphic_identity": "castling"}  # noqa: RUF012
-
-
-@pytest.fixture(autouse=True)
-def beginning() -> None:
-    """Forget the turns of former tests, whose engines have other rows now."""
-    turns._rotations.clear()
 
 
 def transfers(db: Database, *accounts: str | None, **columns: Any) -> None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from sqlalchemy import URL, Engine, MetaData, ScalarSelect, Table, TextClause, delete, func, literal, select, text
 
+from sqlqueue.operations import turns
 from tests.support.engines import EngineCase
 from tests.support.harness import Database
 
@@ -39,6 +40,8 @@ def kept(db: Database, metadata: MetaData) -> Iterator[Database]:
 
 
 def empty(engine: Engine, case: EngineCase, metadata: MetaData) -> None:
+    """Empty the tables, and forget whose turn it was in them."""
+    turns._rotations.clear()
     quote = engine.dialect.identifier_preparer.format_table
     with engine.begin() as connection:
         counts = connection.execute(_counts(engine, metadata)).mappings().one()
