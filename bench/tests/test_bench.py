@@ -19,6 +19,7 @@ from tests.support.harness import Database
 SIZE = ("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2)
 
 
+@pytest.mark.timeout(400)  # the whole benchmark, if a small one
 def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     report = reported(sync_db.url, "--only", "enqueue,drain", *SIZE, "--batch", 10)
     assert report["machine"]["sqlalchemy"].startswith("2.")
