@@ -19,6 +19,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Numeric,
+    Select,
     String,
     Table,
     UnaryExpression,
@@ -41,7 +42,7 @@ from ..dialects.inspection import LiveIndex, QueryPlan, Term
 from ..model.companions import history_of, latches_in, pause_table, worker_table
 from ..model.declaration import kind_indexes, queues
 from ..queue.spec import MIGRATE, Finding, QueueSpec, Severity
-from ..sql import KeyText, Pick, picks, utcdefault
+from ..sql import KeyText, Pick, lane_picks, picks, sequential_picks, utcdefault
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -470,15 +471,14 @@ FEW = 100
 
 def unserved_claims(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
-    for pick in _claims(spec):
-        statement = adapter.rows.select_for_claim(pick, *spec.primary_key)
+    for claim, pick, statement in _statements(adapter, spec):
         plan = adapter.inspection.plan(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
             yield Finding.of(spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes exist as declared")
             return
         best = adapter.inspection.plan(connection, statement, forced=True)
-        unused = f"a claim from {spec.table.fullname} does not use the index {pick.index}"
+        unused = f"{claim} {spec.table.fullname} does not use the index {pick.index}"
         if not _serves(best or plan, spec, 0):
             certain = best is not None or not adapter.rows.locks_after_sorting or _is_large(connection, spec)
             yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
@@ -491,9 +491,24 @@ def _useless(spec: QueueSpec, unused: str, severity: Severity) -> Finding:
     if severity is Severity.NOTE:
         message = f"{unused}; with so few rows, that may be the best plan"
         return Finding.of(spec, severity, "index-not-used", message, "check again when the table has grown")
-    message = f"{unused}: it reads all ready tasks, and blocks other claims on engines that lock what they read"
+    message = f"{unused}: it reads tasks that it does not take, and blocks others on engines that lock what they read"
     fix = "compare that index and its columns with what the model declares: collations, prefixes, types"
     return Finding.of(spec, severity, "index-not-used", message, fix)
+
+
+def _statements(adapter: Adapter, spec: QueueSpec) -> Iterator[tuple[str, Pick, Select[Any]]]:
+    """Yield what claims read, how it is called, and the statement."""
+    for pick in _claims(spec):
+        yield "a claim from", pick, adapter.rows.select_for_claim(pick, *spec.primary_key)
+    if spec.keyed_by is None:
+        return
+    column: Any = spec.keyed_by
+    pick = (sequential_picks(spec) if spec.lane is None else lane_picks(spec))[0](1)
+    example = bindparam(None, _example(column), column.type)
+    further = pick.keys(column > example, 1)
+    yield "a claim that looks for the next key of", further, adapter.rows.select_candidates(further, column)
+    first = pick.lane(column == example, 1)
+    yield "a claim of a key of", first, adapter.rows.select_candidates(first, *spec.primary_key)
 
 
 def _claims(spec: QueueSpec) -> Iterator[Pick]:

@@ -14,7 +14,7 @@ from .._support import checks
 from .._support.texts import key_text
 from ..dialects.base import Adapter
 from ..dialects.statements import LANES
-from ..kinds.limits import Limit, read_limits, slots_of
+from ..kinds.limits import Limit, full_keys, read_limits, slots_of
 from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
 from ..queue.options import Rate, Status
@@ -37,7 +37,7 @@ from ..sql import (
 )
 from ..transaction import AnySession, open_, scope_of, session_of
 from .control import keyed_column, paused_keys
-from .turns import Keys
+from .turns import Keys, rotation_of
 
 
 class KeyBlock(NamedTuple):
@@ -124,6 +124,17 @@ def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, aft
     return [each for some in parts for each in view.states(some, stopped)]
 
 
+def count_keys(session: AnySession, entity: type[QueueMixin]) -> dict[str, int]:
+    """Return how many keys have waiting tasks, counted up to 1,000, how many are paused, and, in a queue with limits,
+    at how many as many tasks run as the limit allows."""
+    spec = spec_of(entity)
+    keyed_column(spec)
+    session = session_of(session)
+    view = View(open_(session, spec), session, spec, terms_of(spec, scope_of(session, spec)))
+    found = {"waiting": len(view.next_keys(EDGE, COUNTED)), "paused": len(paused_keys(session, spec))}
+    return found | ({"full": view.count_full()} if spec.is_limited else {})
+
+
 class View:
     """Reads what a session sees of the keys of a queue, each from its own range of an index."""
 
@@ -154,12 +165,13 @@ class View:
             column=self._column,
             within=self._scope,
             listed=(),
-            place="keys",
+            place="sequence" if first else ((), ()),
             order=(*first, Ordering(self._column)),
-            has_all=False,
+            has_all=not self._scope,
             ordered=self._waiting,
         )
-        pick, known, found = replace(self._waiting, lanes=lanes), Keys(), [after]
+        pick, found = replace(self._waiting, lanes=lanes), [after]
+        known = Keys() if self._scope else rotation_of(self._session, pick, {}).keys  # what claims remember
         while len(found) <= number:
             following, _ = known.after(self._adapter, self._session, pick, found[-1], number)
             if EDGE in following:
@@ -167,6 +179,14 @@ class View:
                 break
             found += following
         return found[1 : number + 1]
+
+    def count_full(self) -> int:
+        """Return at how many keys as many tasks run as the limit allows."""
+        slots = slots_of(self._spec)
+        full = full_keys(slots).subquery("full_keys")
+        return int(
+            self._adapter.rows.execute(self._session, slots, select(func.count()).select_from(full)).scalar_one()
+        )
 
     def has_unkeyed(self) -> bool:
         """Return whether tasks without a key wait."""

@@ -38,6 +38,8 @@ class PrometheusMetrics(Collector):
         """The figures of the queues, by the names of their tables."""
         self.batches: dict[str, tuple[int, timedelta | None]] = {}
         """The number of unfinished batches, and the age of the oldest, by the tables of latches."""
+        self.keys: dict[str, dict[str, int]] = {}
+        """The numbers of keys by state, by the names of the tables of queues with keys."""
         self._registry = CollectorRegistry()
         counters = {
             "claimed": self._counter("sqlqueue_tasks_claimed", "Tasks claimed.", *TASKS),
@@ -129,7 +131,11 @@ class PrometheusMetrics(Collector):
         for table, (number, age) in self.batches.items() if self.is_watched else ():
             unfinished.add_metric([table], number)
             oldest.add_metric([table], _seconds(age))
-        yield from (unfinished, oldest)
+        keys = GaugeMetricFamily("sqlqueue_keys", "Keys by state, counted up to a cap.", labels=["queue", "state"])
+        for queue, numbers in self.keys.items() if self.is_watched else ():
+            for state, number in numbers.items():
+                keys.add_metric([queue, state], number)
+        yield from (unfinished, oldest, keys)
 
 
 class _Queues(Collector):

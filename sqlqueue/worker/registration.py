@@ -23,6 +23,7 @@ from ..dialects.base import Adapter
 from ..model.companions import EVERY, history_of, latches_of, worker_table
 from ..operations.control import unserved_functions
 from ..operations.flows import unfinished_batches
+from ..operations.keys import count_keys
 from ..operations.upkeep import exhausted
 from ..operations.workers import ENDED, Command, release_held, silent_workers
 from ..queue.spec import QueueSpec
@@ -309,6 +310,8 @@ def _measure(session: Session, spec: QueueSpec, prometheus: PrometheusMetrics) -
         prometheus.overviews[spec.name] = operations.overview(session, spec.entity)
         if (latches := latches_of(spec)) is not None:
             prometheus.batches[latches.table.fullname] = unfinished_batches(session, spec.entity)
+        if spec.keyed_by is not None:
+            prometheus.keys[spec.name] = count_keys(session, spec.entity)
     return 0
 
 

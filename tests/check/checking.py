@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from sqlqueue import Finding, check
-from tests.support.check_models import Base, OwnBase, Post
+from tests.support.check_models import Base, KeyedBase, OwnBase, Post
 from tests.support.harness import Database
 
 TABLE: Table = Post.__table__  # type: ignore[assignment]
@@ -16,7 +16,7 @@ TIMEOUTS = ("driver-timeouts", "server-timeouts")
 
 
 def drop(db: Database) -> None:
-    for metadata in (Base.metadata, OwnBase.metadata):
+    for metadata in (Base.metadata, KeyedBase.metadata, OwnBase.metadata):
         metadata.drop_all(db.engine)
 
 

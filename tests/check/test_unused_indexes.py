@@ -11,8 +11,8 @@ from sqlalchemy.schema import DropIndex
 from sqlqueue import verify_schema
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql import picks
-from tests.check.checking import CLAIM, execute, found, looked
-from tests.support.check_models import Base, Post
+from tests.check.checking import CLAIM, execute, findings, found, looked
+from tests.support.check_models import Base, KeyedBase, Ordered, Post, Shared
 from tests.support.harness import Database
 
 LARGE = 10_000
@@ -65,3 +65,33 @@ def _plan(connection: Connection) -> Any:
     adapter = adapter_for(connection.dialect)
     ready, _ = picks(Post.__queue_spec__, [], ())
     return adapter.inspection.plan(connection, adapter.rows.select_locking(ready(1), Post.__queue_spec__["status"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "former"),
+    [
+        (Shared, "ix_checked_shared_tenant_claim", "tenant, status, priority, available_at, id"),
+        (Ordered, "ix_checked_ordered_order", "account, finished_at, id"),
+    ],
+)
+def test_the_index_of_keys_in_another_order_of_columns(healthy: Database, model: Any, name: str, former: str) -> None:
+    KeyedBase.metadata.create_all(healthy.engine)
+    assert found(healthy, KeyedBase) == set()
+    (index,) = (each for each in model.__table__.indexes if each.name == name)
+    execute(healthy, DropIndex(index))
+    assert found(healthy, KeyedBase) == {("error", "missing-index")}
+    predicate = "finished_at IS NULL" if model is Ordered else "status = 'available'"
+    where = f" WHERE {predicate}" if healthy.case.partial_indexes else ""
+    execute(healthy, f"CREATE INDEX {name} ON {model.__tablename__} ({former}){where}")
+    assert found(healthy, KeyedBase) == {("error", "wrong-index")}
+
+
+@pytest.mark.requires("without_indexes")
+def test_a_planner_that_reads_all_tasks_of_a_key(healthy: Database) -> None:
+    KeyedBase.metadata.create_all(healthy.engine)
+    healthy.insert(Shared, [{"tenant": "z"} for _ in range(LARGE)])
+    execute(healthy, healthy.case.analyze.format(table="checked_shared"))
+    assert found(healthy, Shared) == set()
+    misled = healthy.variant(on_connect=healthy.case.without_indexes)
+    texts = [finding.message for finding in findings(misled, Shared)]
+    assert any("looks for the next key of checked_shared does not use the index" in text for text in texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Identity, MetaData, Sequence, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import QueueOptions, TopicMixin
+from sqlqueue import QueueMixin, QueueOptions, TopicMixin
 
 
 class Base(DeclarativeBase):
@@ -41,3 +41,25 @@ class Slip(TopicMixin, OwnBase):
     __tablename__ = "checked_slip"
     __queue__ = QueueOptions(on_complete="delete")
     id: Mapped[int] = mapped_column(Sequence("checked_slip_id", optional=True), primary_key=True)
+
+
+class KeyedBase(DeclarativeBase):
+    pass
+
+
+class Shared(QueueMixin, KeyedBase):
+    """A queue whose tenants take turns."""
+
+    __tablename__ = "checked_shared"
+    __queue__ = QueueOptions(fair="tenant")
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(20))
+
+
+class Ordered(QueueMixin, KeyedBase):
+    """A queue whose accounts keep their order."""
+
+    __tablename__ = "checked_ordered"
+    __queue__ = QueueOptions(sequential="account")
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    account: Mapped[int]

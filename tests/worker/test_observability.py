@@ -37,7 +37,7 @@ from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
 from sqlqueue.worker.reports import CONNECTIONS, Address, Reports, address_of, serve_health
 from tests.support.harness import Database
-from tests.support.models import Job, Task, Traced
+from tests.support.models import Job, Task, Traced, Visit
 from tests.support.rows import load_all
 from tests.support.workers import (
     LONG,
@@ -411,6 +411,27 @@ def test_metrics_of_a_worker(
         blocking.release()
         eventually(lambda: value("tasks_finished_total", queue="task", outcome="completed") == 1)
         eventually(lambda: "completed" in statuses(sync_db).values())
+
+
+@pytest.mark.one_engine
+def test_keys_are_counted_by_their_states(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one by one: there can be any number of them."""
+    monkeypatch.setattr(maintenance, "MEASURE_EVERY", timedelta(seconds=0.05))
+    sync_db.insert(Visit, [{"limit_key": key} for key in ("full", "full", "full", "paused", None)])
+    with sync_db.begin() as session:
+        session.claim_many(Visit, Visit.limit_key == "full", limit=2)
+        session.pause(Visit)
+        session.pause(Visit, key="paused")
+    worker = workers.make()
+    worker.handler(Visit)(without_session(sync_db))
+    worker.metrics()
+    workers.start(worker)
+
+    def counted(state: str) -> float | None:
+        return metric(worker.metrics(), "keys", queue="visit", state=state)
+
+    eventually(lambda: counted("waiting") is not None)
+    assert [counted(state) for state in ("waiting", "paused", "full")] == [2, 1, 1]
 
 
 def test_function_jobs_are_named_in_log_lines_spans_and_metrics(
