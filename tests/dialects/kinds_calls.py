@@ -80,7 +80,7 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.set_rate", lambda s: s.set_rate(Visit, "a", Rate(150, per=MINUTE))
     yield "Visit.limits", lambda s: s.limits(Visit)
-    yield "Visit.keys", lambda s: s.keys(Visit, first=2)
+    yield "Visit.keys", beginning(lambda s: s.keys(Visit, first=2))
     yield "Visit.release", lambda s: s.release(claims(Visit, 3))
     yield "Visit.claim(candidates)", _claim_candidates
     yield "Visit.claim(places)", _take_places
@@ -163,7 +163,7 @@ def fair() -> Iterator[tuple[str, Call]]:
     yield "Crawl.claim(of keys)", _claim_of_keys
     others = all_but(Crawl.__table__.c.site, ["a", "b"])
     yield "Crawl.claim(but some)", beginning(lambda s: s.claim_many(Crawl, others, limit=9))
-    yield "Crawl.keys", lambda s: s.keys(Crawl, first=2)
+    yield "Crawl.keys", beginning(lambda s: s.keys(Crawl, first=2))
     yield "Crawl.pause(key)", lambda s: s.pause(Crawl, key="a")
 
 
@@ -176,7 +176,7 @@ def sequential() -> Iterator[tuple[str, Call]]:
     yield "Transfer.claim(locked)", beginning(lambda s: s.claim(Transfer, lease=None))
     yield "Transfer.claim(of keys)", _first_of_keys
     yield "Transfer.why", lambda s: why(s, Transfer)
-    yield "Transfer.keys", _states_of_keys
+    yield "Transfer.keys", beginning(_states_of_keys)
 
 
 def _states_of_keys(session: QueueSession) -> None:
