@@ -205,6 +205,11 @@ def _may_write(session: Session) -> bool:
     return any(listener is not _before_commit for listener in session.dispatch.before_commit)
 
 
+def commits_alone(session: Session) -> bool:
+    """Return whether the application adds nothing to the commits of ``session``."""
+    return not session.twophase and not _may_write(session)
+
+
 def guard(session: Session, connection: Connection) -> None:
     """Make every commit of ``connection`` raise :class:`.UnsettledClaimError` if it would drop a claim that only locks.
 

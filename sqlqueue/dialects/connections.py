@@ -7,7 +7,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from traceback import walk_tb
@@ -264,6 +264,12 @@ class Connections(ABC):
             self._warned.add(connection.dialect)
             text = f"a claim in a {level} transaction can fail or block others on {self.product.name}: {advice}"
             warnings.warn(text, SQLQueueWarning, stacklevel=2)
+
+    def alone(self, connection: Connection) -> AbstractContextManager[object]:
+        """A context for one statement, which is committed at once if that saves round trips, and if nothing has been
+        sent in the transaction yet: what listeners of the application send then, such as settings for row-level
+        security, must apply to the statement."""
+        return nullcontext()
 
     # -- executes the statements of SQL tasks, which users write: time limits, rows and interruption
 

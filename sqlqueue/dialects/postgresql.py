@@ -6,7 +6,7 @@ import asyncio
 import os
 import selectors
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -57,6 +57,7 @@ from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
 from ..sql import Assignment, Columns, Pick, UniqueBy, is_due, merged, utcnow, write
 from .base import Adapter
 from .connections import (
+    READ_COMMITTED,
     Connections,
     Interrupt,
     Listener,
@@ -277,8 +278,10 @@ class PostgreSQLRows(Rows):
             if lanes is not None:
                 lanes += [row[1] for row in rows]
             return self.load(session, spec, found, request.options, unreadable=request.unreadable)
+        connection = session.connection(spec.bind_arguments)
         try:
-            taken = sorted(_instances(session, spec, statement, request.parameters), key=itemgetter(0))
+            with self.connections.alone(connection) if request.alone else nullcontext():
+                taken = sorted(_instances(session, spec, statement, request.parameters), key=itemgetter(0))
             if lanes is not None:
                 lanes += [row[1] for row in taken]
             return [row[-1] for row in taken]
@@ -935,6 +938,25 @@ class PostgreSQLConnections(PsycopgConnections):
         "psycopg2": Psycopg2Listener,
         "asyncpg": AsyncpgListener,
     }
+
+    @contextmanager
+    def alone(self, connection: Connection) -> Iterator[None]:
+        # psycopg waits for the response to each BEGIN and COMMIT
+        pooled: Any = connection.connection.dbapi_connection
+        is_first = connection.dialect.driver in PSYCOPG and _sends_begin_next(connection.connection.driver_connection)
+        if not is_first or self.level(connection) != READ_COMMITTED:
+            yield
+            return
+        try:
+            pooled.autocommit = True
+            yield
+        finally:
+            try:
+                pooled.autocommit = False
+            except BaseException as error:  # the connection is lost, or a coroutine was cancelled
+                connection.invalidate()
+                if not isinstance(error, Exception):
+                    raise
 
     def notify(self, connection: Connection, name: str) -> None:
         driver: Any = connection.connection.driver_connection

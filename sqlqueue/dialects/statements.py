@@ -95,6 +95,8 @@ class ClaimRequest:
     """Whether to delete the rows instead of writing to them."""
     options: Sequence[ExecutableOption] = ()
     """The loader options of the instances."""
+    alone: bool = False
+    """Whether the claim may be committed before the transaction that it is the first statement of."""
     unreadable: list[Unreadable] = field(default_factory=list)
     """Receives the rows that are taken, but not deleted, and cannot be read."""
     late: list[Identity] = field(default_factory=list)

@@ -59,6 +59,7 @@ from ..transaction import (
     claim_in,
     claim_of,
     claimer_name,
+    commits_alone,
     guard,
     is_unsettled,
     ledger_of,
@@ -215,10 +216,12 @@ def claim_matching(
     claimed_by: str | None = None,
     tokens: Callable[[], int] = new_token,
     locks_only: bool = False,
+    alone: bool = False,
 ) -> Sequence[Any]:
     """Claim as :func:`claim_many` does, with a new token from ``tokens`` for each claiming statement.
 
-    ``locks_only``: only the locks of the open transaction enforce limits.
+    ``locks_only``: only the locks of the open transaction enforce limits.  ``alone``: the claim is all that is written
+    in the transaction, and may be committed before it; if what follows fails, the lease ends the claim.
     """
     if lease is not None and lease != "default":
         duration("lease", lease)
@@ -226,7 +229,7 @@ def claim_matching(
     if scope := scope_of(session, spec, query.options):
         query = query.narrowed([*query.where, *scope])
     until = spec.options.lease if lease == "default" else lease
-    call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens)
+    call = ClaimCall(session, query, claimer_name(claimed_by), until, tokens, alone=alone and commits_alone(session))
     if spec.is_limited:
         adapter = open_(session, spec, Access.HOLD if locks_only or until is None else Access.CLAIM)
         call.gate = Gate(session, adapter, spec, until)
@@ -256,6 +259,8 @@ class ClaimCall:
     tokens: Callable[[], int] = new_token
     gate: Gate | None = None
     """The slots that the tasks need, if the queue has limits."""
+    alone: bool = False
+    """Whether the claim may be committed before the transaction."""
     _until: float = field(default=math.inf, init=False)
     """When to return without further tasks, see :data:`PATIENCE`."""
 
@@ -398,7 +403,12 @@ class ClaimCall:
                 if query.order and pick.lanes is None:
                     _check_order(adapter, pick)
                 request = ClaimRequest(
-                    pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
+                    pick=pick,
+                    assignments=assignments,
+                    parameters=parameters,
+                    delete=delete,
+                    options=query.options,
+                    alone=self.alone,
                 )
                 records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
                 writes = partial(_write_recorded, adapter) if records else None

@@ -367,6 +367,10 @@ class Fetcher(BaseFetcher):
         self._has_lease = handler.mode == "lease"
         self._further = AHEAD_OF_WRITERS if self._adapter.connections.one_writer else 1
         self._jobs: set[Job] = set()
+        spec = handler.spec
+        is_more = spec.is_limited or spec.recurs or spec.expires or spec.lane is not None or spec.sequence is not None
+        self._claims_alone = not is_more
+        """Whether a claim of available rows is one statement, if the engine has one for it."""
         self._held: list[Job] | None = None
         """The jobs that wait until suspects have run; ``None`` if none need to."""
         self._suspects: set[Job] = set()
@@ -502,7 +506,9 @@ class Fetcher(BaseFetcher):
         name, tokens = self._context.name, self._context.tokens
         if self.handler.mode == "at-most-once":
             return consume_matching(session, query, limit, claimed_by=name)
-        return claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
+        alone = self._claims_alone and len(query.steps) == 1
+        lease = self.handler.lease
+        return claim_matching(session, query, limit, lease=lease, claimed_by=name, tokens=tokens, alone=alone)
 
     def _start(self, jobs: Sequence[Job]) -> None:
         self._jobs.update(jobs)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import event, func, insert, select, text
 
 from bench.proxy import Proxy, proxy
 from sqlqueue import Retry
@@ -17,8 +17,10 @@ from sqlqueue.transaction import channel_of, spread
 from sqlqueue.worker import fetcher, lock_mode
 from sqlqueue.worker.fetcher import Poller
 from tests.outbox.messages import relay_of
+from tests.suite.test_unreadable_rows import seen as signs_seen
+from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
-from tests.support.models import Mail, Outgoing, Spool, Task, Visit
+from tests.support.models import Mail, Outgoing, Sign, Spool, Task, Visit
 from tests.support.rows import PAST, clock, count, rows
 from tests.support.workers import (
     AT_ONCE,
@@ -244,6 +246,48 @@ def test_a_stream_of_new_tasks_does_not_delay_due_tasks(sync_db: Database, worke
             assert time.monotonic() < deadline
             actor.enqueue(Task, [{"name": "new"}])
             actor.commit()
+
+
+@pytest.mark.requires("notifies")
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_new_task_is_claimed_in_one_round_trip(db: Database, workers: Workers, is_prepared: bool) -> None:
+    """The claim commits itself, unless the application has sent something in the transaction, such as a setting for
+    row-level security."""
+    if "psycopg" not in db.url.drivername:
+        pytest.skip("this driver always begins a transaction")
+    engine = db.variant()
+    committing: list[bool] = []
+
+    def observe(connection: Any, _cursor: object, statement: str, *_: object) -> None:
+        if "UPDATE task" in statement:
+            committing.append(connection.connection.driver_connection.autocommit)
+
+    if is_prepared:
+        prepare = "SET LOCAL a.b = 'c'"
+        event.listen(engine.session_engine, "begin", lambda connection: connection.exec_driver_sql(prepare))
+    event.listen(engine.session_engine, "before_cursor_execute", observe)
+    db.insert(Task, rows(1))
+    workers.serve(Task, without_session(db), poll=LONG, notify=True, engine=engine)
+    done_at_once(db)
+    time.sleep(0.2)
+    committing.clear()
+    enqueue_elsewhere(db)
+    done_at_once(db)
+    claimed, *others = committing
+    assert claimed is not is_prepared
+    assert True not in others  # such as the completion, which is in a transaction again
+
+
+@pytest.mark.requires("notifies")
+def test_new_rows_that_cannot_be_read(db: Database, workers: Workers) -> None:
+    db.insert(Sign, [{"id": 9}])
+    workers.serve(Sign, without_session(db), poll=LONG, notify=True)
+    eventually(lambda: signs_seen(db)[9].status == "completed")
+    time.sleep(0.2)
+    signs(db, "dove", "rose")
+    with db.engine.begin() as connection:
+        adapter_for(connection.dialect).connections.notify(connection, "sign")
+    eventually(lambda: [row.status for row in signs_seen(db).values()] == ["scheduled", "completed", "completed"])
 
 
 @pytest.mark.requires("notifies")
