@@ -43,6 +43,10 @@ class Client(Protocol):
         """Insert a row of the application, in the transaction that completes a job."""
         ...
 
+    def write_all(self, texts: Sequence[str]) -> None:
+        """Insert rows of the application."""
+        ...
+
     def any_left(self) -> bool:
         """Return whether any job is available."""
         ...
@@ -95,6 +99,9 @@ class _InSession(Generic[S]):
 
     def write(self, text: str) -> None:
         self.session.add(Note(text=text))
+
+    def write_all(self, texts: Sequence[str]) -> None:
+        self.session.add_all([Note(text=text) for text in texts])
 
     def commit(self) -> None:
         self.session.commit()

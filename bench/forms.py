@@ -23,10 +23,12 @@ from .workloads import (
     Working,
     apart,
     apart_writing,
+    apart_writing_each,
     at_most_once,
     by_copy,
     coroutine,
     handle,
+    handle_chunks,
     in_bulk,
     one_by_one,
     run_calls,
@@ -83,7 +85,10 @@ def _inserting_drains(plan: Plan, driver: str) -> list[Form]:
     loops = partial(_loops, plan, driver, ours=None, in_batches=False, threads=threads)
     leasing = _worker("worker, handler(session, job)", partial(handle, handler=writing))
     locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"), claims_late=True)
+    chunks = partial(_loops, plan, driver, ours=None, in_batches=True, threads=1)
+    chunked = _worker("worker, handler(session, jobs)", handle_chunks)
     return [
+        _form(f"inserting a row each, {plan.batch} at a time", plan.jobs, chunks(cycle=apart_writing_each), chunked),
         _form(f"inserting a row, two commits, {threads} threads", few, loops(cycle=apart_writing), leasing),
         _form(f"inserting a row, one commit, {threads} threads", few, loops(cycle=together_writing), locking),
     ]

@@ -119,6 +119,17 @@ def apart_writing(client: Client, limit: int) -> int:
     return len(jobs)
 
 
+def apart_writing_each(client: Client, limit: int) -> int:
+    """Claim jobs, commit, complete them together with a write of the application for each, and return their number."""
+    jobs = client.claim(limit)
+    client.commit()
+    if jobs:
+        client.write_all([NOTE] * len(jobs))
+        client.complete(jobs)
+        client.commit()
+    return len(jobs)
+
+
 def together_writing(client: Client, limit: int) -> int:
     """Claim and complete jobs together with a write of the application, with one commit, and return their number."""
     jobs = client.claim(limit)
@@ -172,6 +183,11 @@ def writing(session: Any, job: Any) -> None:
     session.add(Note(text=NOTE))
 
 
+def writing_each(session: Any, jobs: Any) -> None:
+    """Insert a row for each job of a chunk."""
+    session.add_all([Note(text=NOTE) for _ in jobs])
+
+
 def without_session(job: Any) -> None:
     """Do nothing, so that only the queue is measured."""
 
@@ -190,6 +206,11 @@ def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mod
     """
     concurrency = plan.batch if mode == "at-most-once" else plan.threads
     worker.handler(plan.model, concurrency=concurrency, mode=mode)(handler)
+
+
+def handle_chunks(worker: Worker, plan: Plan) -> None:
+    """Register a handler of chunks, as large as the batches of the baseline, one at a time."""
+    worker.handler(plan.model, concurrency=1, chunk=plan.batch)(writing_each)
 
 
 def run_calls(worker: Worker, plan: Plan) -> None:

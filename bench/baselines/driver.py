@@ -39,6 +39,7 @@ class DriverClient:
         self.claimer = f"{socket.gethostname()}:{os.getpid()}"
         self.cursor = connection.cursor()
         self.update = f"UPDATE {shape.table}"
+        self._writing = f"INSERT INTO {Note.__tablename__} (text) VALUES ({self.placeholder})"
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """Execute and count a statement, and return the cursor."""
@@ -66,7 +67,12 @@ class DriverClient:
 
     def write(self, text: str) -> None:
         """Insert a row of the application."""
-        self.execute(f"INSERT INTO {Note.__tablename__} (text) VALUES ({self.placeholder})", (text,))
+        self.execute(self._writing, (text,))
+
+    def write_all(self, texts: Sequence[str]) -> None:
+        """Insert rows of the application; the counter counts one statement."""
+        self.counter.statement()
+        self.cursor.executemany(self._writing, [(text,) for text in texts])
 
     def any_left(self) -> bool:
         """Return whether any row is available."""
