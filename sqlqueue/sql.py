@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import (
     Column,
@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Update,
     and_,
+    any_,
     bindparam,
     case,
     delete,
@@ -172,14 +173,25 @@ class utcnow(FunctionElement[datetime]):
         return clock_ahead.get() or None
 
 
-class either(FunctionElement[bool]):
-    """A criterion in two forms: with a WITH in its subquery, and with one before the whole statement."""
+class OfFound(FunctionElement[bool]):
+    """The criterion that a column has one of the values that a SELECT finds, which begins with WITH.
 
-    name = "either"
+    ``find``: returns the SELECT; its WITH is in the subquery if ``nesting``, else before the whole statement.
+    """
+
+    name = "of_found"
     inherit_cache = True
 
-    def __init__(self, nesting: Criterion, leading: Criterion) -> None:
-        super().__init__(nesting, leading)
+    def __init__(self, column: ColumnElement[str], find: Callable[..., Select[tuple[str]]]) -> None:
+        nested, leading = (find(nesting=each) for each in (True, False))
+        # a join with what is found may read it again for each row of the queue; an array is an index condition
+        array = column == any_(func.array(nested.scalar_subquery()))
+        super().__init__(column.in_(nested), column.in_(leading), array)
+
+    def form(self, name: Literal["nested", "leading", "array"]) -> ColumnElement[bool]:
+        """Return the criterion as an engine needs it."""
+        nested, leading, array = self.clauses
+        return {"nested": nested, "leading": leading, "array": array}[name]
 
 
 class utcinsertion(utcnow):

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql import KeyText, UTCDateTime, either, utcdefault, utcnow
+from ..sql import KeyText, OfFound, UTCDateTime, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .inspection import Types
@@ -61,12 +61,11 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
     return compiled
 
 
-@compiles(either)
-def _compile_either(element: either, compiler: Any, **kw: Any) -> str:
-    nesting, leading = element.clauses
+@compiles(OfFound)
+def _compile_of_found(element: OfFound, compiler: Any, **kw: Any) -> str:
     is_display = compiler.dialect.name == StrCompileDialect.name
-    nests = is_display or adapter_for(compiler.dialect).rows.nests_with
-    compiled: str = compiler.process(nesting if nests else leading, **kw)
+    form = "nested" if is_display else adapter_for(compiler.dialect).rows.of_found
+    compiled: str = compiler.process(element.form(form), **kw)
     return compiled
 
 

@@ -244,7 +244,7 @@ class SQLServerRows(Rows):
     reports_counts = False
     # a scan waits for rows that others have locked, and about 5,000 locks of one statement escalate to a table lock
     sweeps_by_key = True
-    nests_with = False
+    of_found = "leading"
     # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/string-comparison-assignment
     drops_blanks = True
 

@@ -157,6 +157,7 @@ class PostgreSQLRows(Rows):
     skips_locked = True
     walks_keys = True
     searched = MANY_LANES
+    of_found = "array"
 
     def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:

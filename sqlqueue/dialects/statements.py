@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile, zip_longest
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
     BindParameter,
@@ -118,8 +118,8 @@ class Rows(ABC):
     """Whether a list of tuples uses an index."""
     pads_lists: ClassVar[bool] = False
     """Whether the server keeps a plan for each text, so that lists should have few different lengths."""
-    nests_with: ClassVar[bool] = True
-    """Whether a subquery may begin with WITH."""
+    of_found: ClassVar[Literal["nested", "leading", "array"]] = "nested"
+    """The form of the criterion that a column has one of the values that a SELECT with a WITH finds."""
     names_rows: ClassVar[bool] = True
     """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
 

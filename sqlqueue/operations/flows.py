@@ -17,7 +17,7 @@ from ..model.companions import OUTCOMES, latches_of
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL
 from ..queue.spec import Criterion, QueueSpec, Where
-from ..sql import COUNTED, capped_count, either, only, utcnow
+from ..sql import COUNTED, OfFound, capped_count, only, utcnow
 from ..transaction import Access, AnySession, is_restricted, refuse_if_restricted, row_of, running, session_of, within
 from .bulk import cancel_where
 from .latches import COMPLETED, EVENT, FAILED, SEALED, SKIPPED, Latches, has_failed
@@ -37,13 +37,12 @@ def member_of(entity: type[QueueMixin], key: str) -> Criterion:
     latch: Any = latches_of(spec)
     part = latch.table.alias("part").c
 
-    def is_member(*, nesting: bool) -> Criterion:
+    def find(*, nesting: bool) -> Select[tuple[str]]:
         whole = select(latch.table.c.id).where(latch.table.c.id == key)
         found = whole.cte("batch", recursive=True, nesting=nesting)
-        found = found.union_all(select(part.id).join(found, part.reports_to == found.c.id))
-        return spec["reports_to"].in_(select(found.c.id))
+        return select(found.union_all(select(part.id).join(found, part.reports_to == found.c.id)).c.id)
 
-    return either(is_member(nesting=True), is_member(nesting=False))
+    return OfFound(spec["reports_to"], find)
 
 
 def cancel_batch(session: AnySession, entity: type[QueueMixin], key: str, *, limit: int | None = None) -> int:
