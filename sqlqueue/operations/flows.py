@@ -111,8 +111,7 @@ def predecessors(
     own, identity = row_of(job.claim if of is None else of)
     latches = Latches.of(session, flow_spec(own.entity))
     rows = latches.adapter.rows
-    named = within(session, own, [own.key(identity)])
-    (awaited,) = rows.values(session, own, named, [own["waits_for"]]) or [None]
+    (awaited,) = rows.values(session, own, [own.key(identity)], [own["waits_for"]]) or [None]
     if awaited is None:
         return iter(())
     chosen = rows.one_of(spec, spec["reports_to"], [*below(latches, [awaited])])

@@ -55,6 +55,7 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
     done = app.post("/queue/step/retry", data={"scope": "filter", "batch": "import 7"}, follow_redirects=True)
     assert "Only members of the batch" in done.text
     assert "✕ discarded" not in text_of(app.get("/batch?key=import+7").text).partition("Members")[2]
+    assert "No matching tasks." in app.get("/queue/step?batch=nothing").text
     assert app.get("/batch?key=nothing").status_code == app.get("/batch?key=a/b").status_code == 404
 
 

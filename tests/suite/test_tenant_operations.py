@@ -245,8 +245,10 @@ def seal(actor: Actor) -> None:
 
 def predecessors(actor: Actor) -> Any:
     (after,) = (each for each in actor.find(Errand) if each.waits_for is not None)
-    before = Claim(Errand, (after.id - 2,), attempt=1)  # the other tenant has two tasks, too
-    assert list(actor.predecessors(Errand, of=before)) == []
+    actor.enqueue(Errand(tenant=MINE, note="mine"), after=f"{OTHER}:batch")
+    (mine,) = actor.find(Errand, Errand.note == "mine")
+    for task in (mine, Claim(Errand, (after.id - 2,), attempt=1)):  # the other tenant has two tasks, too
+        assert list(actor.predecessors(Errand, of=task)) == []
     return [each.note for each in actor.predecessors(Errand, of=after)]
 
 
