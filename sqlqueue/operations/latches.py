@@ -281,7 +281,7 @@ class Latches:
                 asked = select(*columns, func.count()).where(spec["reports_to"].in_(some)).group_by(*columns)
                 latest = self._latest(spec, "reports", asked, skips=ended)
                 for latch, status, when, number in self._execute_for(spec, latest):
-                    end = SKIPPED if when == SKIPPED and status in FINAL else status
+                    end = SKIPPED if when == SKIPPED else status
                     found[latch]["unfinished" if status not in FINAL else end] += number
         sums = [func.sum(self.c[name]) for name in OUTCOMES]
         closed = func.count() - func.count(self.c.opened_at)

@@ -32,6 +32,8 @@ SHORTEST, LONGEST = 0.004, 0.05
 """Seconds between two looks that open nothing; they become rarer, as in the middle of a large batch."""
 SHARE, SWEEP_SHARE = 10, 100
 """A look, or a sweep, is followed by a pause of this many times its duration."""
+PATIENCE = 1.0
+"""Seconds that the end of a batch waits at the most, because looks take long on a busy machine."""
 UNSEALED, UNSEALED_EVERY = timedelta(days=1), 3600.0
 """The age from which on an unsealed batch is reported, and the seconds between two searches for such ones."""
 MARGIN = timedelta(minutes=1)
@@ -125,7 +127,8 @@ class LatchWatch:
             self._pause = 0.0
             self._rest = self._loop.call_later(LONGEST, self._some.set)
             return
-        self._pause = max(min(max(2 * self._pause, SHORTEST), LONGEST), SHARE * (time.monotonic() - begun))
+        rest = min(SHARE * (time.monotonic() - begun), PATIENCE)
+        self._pause = max(min(max(2 * self._pause, SHORTEST), LONGEST), rest)
         if self._hints:
             self._some.set()
         await asyncio.sleep(self._pause)

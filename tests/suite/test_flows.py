@@ -82,7 +82,11 @@ def until_success(db: Database, change: Callable[[], Any], session: Any) -> None
 
 def opens(session: Any, *keys: str) -> int:
     """Open these latches, as a look does that has found them ripe."""
-    return Latches.of(session, Page.__queue_spec__, Access.SKIP).open(keys).opened
+    return latches(session).open(keys).opened
+
+
+def latches(session: Any) -> Latches:
+    return Latches.of(session, Page.__queue_spec__, Access.SKIP)
 
 
 def three_pages(db: Database, key: str) -> None:
@@ -250,6 +254,31 @@ def test_a_look_that_has_not_seen_a_failure_before_sees_it_when_it_opens(flow: D
     assert ends(flow, Note) == {"completed": "cancelled", **available}
     assert flow.committed.retry(Page) == 1
     assert ends(flow, Note) == {"completed": "waiting", **available}
+
+
+@pytest.mark.one_engine
+def test_one_look_does_all_that_follows(flow: Database) -> None:
+    """Other looks would find the rest at their sweeps only."""
+    with flow.begin() as session, session.batch("skips") as batch:
+        first = batch.add(Page(name="first"))
+        skipped = batch.add(Page(name="skipped"), after=first, when="failed")
+        batch.add(Page(name="last"), after=skipped, when="final")
+    with flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page, [])
+        outer.then(Note(name="alarm"), when="failed")
+        outer.add(Note(name="other"))
+    with flow.begin() as session, session.batch("inner", into="outer") as inner:
+        bad = inner.add(Note(name="bad"))
+        inner.add(Note(name="next"), after=inner.add(Note(name="never"), after=bad))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+        session.discard(session.claim(Note, Note.name == "bad"), "boom")
+    with flow.begin() as session:
+        session.run(opens, "skips/0")
+        assert session.run(lambda inner: latches(inner).break_({"inner/0"}))
+    assert ends(flow, Page) == {"first": "completed", "skipped": "cancelled", "last": "available"}
+    cancelled = dict.fromkeys(("never", "next"), "cancelled")
+    assert ends(flow, Note) == {"alarm": "available", "other": "available", "bad": "discarded", **cancelled}
 
 
 @pytest.mark.sync_only
