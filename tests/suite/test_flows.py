@@ -279,6 +279,12 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
     assert ends(flow, Page) == {"first": "completed", "skipped": "cancelled", "last": "available"}
     cancelled = dict.fromkeys(("never", "next"), "cancelled")
     assert ends(flow, Note) == {"alarm": "available", "other": "available", "bad": "discarded", **cancelled}
+    with flow.begin() as session, session.batch("late") as late:
+        late.add(Page, [{}])
+        late.then(Note(name="late alarm"), when="failed")
+    with flow.begin() as session:
+        session.enqueue(Page(name="cancelled at once"), after="inner", into="late")
+    assert ends(flow, Note)["late alarm"] == "available"
 
 
 @pytest.mark.sync_only
