@@ -101,6 +101,10 @@ class Ledger:
     """The rows that claims of the transaction have set aside, because they cannot be read."""
     expired: int = 0
     """How many tasks claims of the transaction have cancelled, because they had expired."""
+    used_up: Sequence[str] = ()
+    """The keys whose rates allow no start now, if the last claim of the transaction has found too few tasks."""
+    has_rates: bool = False
+    """Whether claims of the transaction have met keys with rates."""
     is_cut: bool = False
     """Whether a claim of the transaction has ended before it had visited all keys, so that the next one may find
     more."""

@@ -508,10 +508,10 @@ class Gate:
         """Whether keys that have been read have rates."""
         return bool(self._stocks[1].free)
 
-    def used_up(self) -> list[Key]:
+    def used_up(self) -> list[str]:
         """Return the keys whose rate allows no start now."""
         places = self._stocks[1]
-        return [key for key in places.free if not places.room(key)]
+        return [key for key in places.free if key is not None and not places.room(key)]
 
     def hold(self, shares: Mapping[Key, int]) -> dict[Key, int]:
         """Lock slots and places for these numbers of tasks; return for how many of each key there are some, if there

@@ -233,7 +233,12 @@ def claim_matching(
     if spec.is_limited:
         adapter = open_(session, spec, Access.HOLD if locks_only or until is None else Access.CLAIM)
         call.gate = Gate(session, adapter, spec, until)
-    return call.claim(query, limit)
+    tasks = call.claim(query, limit)
+    if call.gate is not None:
+        ledger = ledger_of(session)
+        ledger.used_up = call.gate.used_up() if len(tasks) < limit else ()
+        ledger.has_rates = ledger.has_rates or call.gate.has_rates
+    return tasks
 
 
 PATIENCE = 1.0

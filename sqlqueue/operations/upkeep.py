@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from .._support.checks import count
 from .._support.errors import Claim, WorkerTokens
 from ..dialects.base import Adapter
-from ..kinds.limits import Slots
+from ..kinds.limits import Slots, is_busy, is_place, is_usable, slots_of
 from ..lifecycle.transitions import Fence, FencedClaims, error_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
@@ -250,6 +250,22 @@ def _result(available: datetime | None, scheduled: datetime | None, now: datetim
     first, later = (None if each is None else max(each - now, timedelta(0)) for each in (available, scheduled))
     waits = [each for each in (first, later) if each is not None]
     return Poll(min(waits, default=None), early=available is not None and available > now, later=later)
+
+
+def next_start(session: Session, spec: QueueSpec, keys: Sequence[str]) -> timedelta | None:
+    """Return in what time the rates of limit keys that are used up allow the next start; ``None`` if one may start
+    now."""
+    slots = slots_of(spec)
+    adapter, table, moment = open_(session, slots), slots.table, slots["available_at"]
+    places = is_place(slots, table), is_usable(slots, table), is_busy(slots, table)
+    waits = list[timedelta]()
+    for some in adapter.rows.batches(slots, keys):
+        of_keys = adapter.rows.one_of(slots, slots["slot_key"], some)
+        read = select(func.min(moment), utcnow()).where(of_keys, *places)
+        row: Any = adapter.rows.execute(session, slots, read).one()
+        first, now = row
+        waits += [] if first is None else [max(first - now, timedelta(0))]
+    return min(waits, default=None)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:

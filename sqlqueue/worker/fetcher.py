@@ -17,7 +17,7 @@ from .._support.errors import ArgumentError
 from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import poll, postpone, promote
-from ..transaction import channel_of, subscribe
+from ..transaction import channel_of, ledger_of, subscribe
 from .children import Children, IsolatedExecutor
 from .chunks import ChunkExecutor, chunk_pool
 from .context import WorkerContext
@@ -126,14 +126,19 @@ class Poller:
         if await self._heard(SETTLING_PAUSE):
             return
         while not self._news.is_set():
-            due = await self._look()
-            if due == NOW and not self._in_vain:
+            due, start = await self._look(), self._context.starts.get(self._handler)
+            if due == NOW and not self._in_vain and start is None:
                 self._in_vain = True
                 return
             pause = next(self._looks)
             if due == NOW and self._later:  # what is available waits for another task, which may come due sooner
                 pause = min(pause, self._later)
+            if start is not None:  # or for the rate of its key
+                pause = min(pause, timedelta(seconds=max(start - time.monotonic(), 0)))
             if await self._heard(min(due or pause, pause)):
+                return
+            if start is not None and time.monotonic() >= start:
+                self._context.starts.pop(self._handler, None)
                 return
             if due is not None and due <= pause:
                 self._saw_nothing = False  # by now it is due
@@ -380,6 +385,8 @@ class Fetcher(BaseFetcher):
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._is_limited = handler.spec.is_limited
+        self._has_rates = handler.spec.options.rate is not None
+        """Whether keys have rates: nothing is claimed ahead, so that a claim is the start of a call."""
         parts = handler, context.database, self._adapter, context.reports
         apart = context.apart.get(handler)
         children = None if handler.isolation is None else apart
@@ -487,7 +494,7 @@ class Fetcher(BaseFetcher):
                 await self._room.wait()
 
     def _ahead(self) -> int:
-        if not self._has_lease:
+        if not self._has_lease or self._has_rates:
             return 0
         # two batches: one runs while the next is claimed
         return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD * self._further))
@@ -508,7 +515,9 @@ class Fetcher(BaseFetcher):
             return consume_matching(session, query, limit, claimed_by=name)
         alone = self._claims_alone and len(query.steps) == 1
         lease = self.handler.lease
-        return claim_matching(session, query, limit, lease=lease, claimed_by=name, tokens=tokens, alone=alone)
+        tasks = claim_matching(session, query, limit, lease=lease, claimed_by=name, tokens=tokens, alone=alone)
+        self._has_rates = self._has_rates or ledger_of(session).has_rates
+        return tasks
 
     def _start(self, jobs: Sequence[Job]) -> None:
         self._jobs.update(jobs)
