@@ -125,11 +125,12 @@ def keys(queues: Queues, *, limit: Most = 100, after: After = None, as_json: AsJ
         sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Crawl --key acme
 
     "ready" counts available tasks, up to 1,000. A key waits if it is paused, if it is full (as many of its tasks run as
-    its limit allows), or if its first task holds it: "discarded 17" waits for sqlqueue retry, and "scheduled 17" until
-    the given time. (none) stands for tasks without a key.
+    its limit allows), if its rate is used up, or if its first task holds it: "discarded 17" waits for sqlqueue retry,
+    and "scheduled 17" until the given time. (none) stands for tasks without a key.
 
     With --json: an array of objects with queue (its table), key (null for tasks without one), ready, running, weight,
-    limit (null without limits), paused and blocked_by (null, or an object of key, status and until).
+    limit (null without one), rate (null, or an object of starts and per, in seconds), started and next_start (by the
+    rate), paused, and blocked_by (null, or an object of key, status and until).
 
     Exit status: 0, even without keys; 2 for bad usage, queues without keys, or a database that does not respond.
     """
@@ -170,8 +171,9 @@ def _key_row(spec: QueueSpec, each: KeyState, *, named: bool) -> list[object]:
 def _key_facts(spec: QueueSpec, each: KeyState) -> dict[str, Any]:
     block = each.blocked_by
     blocked = block and {"key": key_text(block.identity), "status": block.status, "until": block.until}
-    figures = facts(each, "ready", "running", "weight", "limit", "paused")
-    return {"queue": spec.name, "key": each.key, **figures, "blocked_by": blocked}
+    figures = facts(each, "ready", "running", "weight", "limit", "started", "next_start", "paused")
+    rate = each.rate and {"starts": each.rate.starts, "per": each.rate.per.total_seconds()}
+    return {"queue": spec.name, "key": each.key, **figures, "rate": rate, "blocked_by": blocked}
 
 
 # -- the commands `sqlqueue pause` and `sqlqueue resume` --------------------------------------------------------------

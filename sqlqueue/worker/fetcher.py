@@ -96,6 +96,9 @@ class Poller:
 
     async def wait(self) -> None:
         """Wait until a claim is worth trying."""
+        query = self._context.claim_query(self._handler)
+        if query is not None and len(query.looked_at) < len(query.where):
+            await self.promote()  # claims would read past the due tasks of the keys that they exclude
         await self._wait()
         if self._news.is_set() and not self._closed:
             now = self._loop.time()

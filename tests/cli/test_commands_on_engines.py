@@ -231,7 +231,8 @@ def test_keys(sync_db: Database) -> None:
         session.claim_many(Visit, Visit.limit_key == "a.org", limit=2)
     paused = told(sync_db, "pause", "--key", "b.org", "--json", target="Visit")
     assert (paused["key"], paused["changed"], [each["key"] for each in paused["paused"]]) == ("b.org", True, ["b.org"])
-    same = {"queue": "visit", "ready": 1, "weight": None, "blocked_by": None}
+    without_rate = {"rate": None, "started": 0, "next_start": None}
+    same = {"queue": "visit", "ready": 1, "weight": None, "blocked_by": None, **without_rate}
     free = {**same, "key": None, "running": 0, "limit": None, "paused": False}
     stopped = {**same, "key": "b.org", "running": 0, "limit": 2, "paused": True}
     assert told(sync_db, "keys", "--json", target="Visit") == [

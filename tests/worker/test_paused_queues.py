@@ -11,9 +11,10 @@ from sqlalchemy import URL, Engine, create_engine, delete, insert
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import SchemaMismatchError, Worker, pause
+from sqlqueue.queue.spec import spec_of
 from sqlqueue.transaction import subscribe
 from tests.support.harness import Database
-from tests.support.models import Document, Mail, QueuePause, Spool, Task
+from tests.support.models import Crawl, Document, Mail, QueuePause, Spool, Task, Transfer
 from tests.support.processes import Gate, Processes
 from tests.support.rows import clock, rows
 from tests.support.workers import (
@@ -91,6 +92,25 @@ def test_single_topics_are_paused(db: Database, workers: Workers) -> None:
     assert statuses(db, Mail) == {1: "available", 2: "completed", 3: "available", 4: "completed"}
     delete_pause(db)
     eventually(all_are(db, "completed", Mail))
+
+
+@pytest.mark.parametrize("model", [Crawl, Transfer])
+def test_single_keys_are_paused(db: Database, workers: Workers, model: Any) -> None:
+    """Their tasks that come due become available, as those of other keys do, but do not start."""
+    column, table = spec_of(model).keyed_by.key, model.__tablename__
+    write_pause(db, f"{table}=a")
+    db.insert(
+        model, [{**row, "id": n, column: key} for n, (key, row) in enumerate(zip("aab", rows(3), strict=True), 1)]
+    )
+    db.insert(model, [{**rows(1, "retryable")[0], "id": 4, column: "a"}])
+    workers.serve(model, without_session(db), poll=OFTEN)
+    eventually(lambda: statuses(db, model)[3] == "completed")
+    eventually(lambda: statuses(db, model)[4] == "available")
+    db.insert(model, [{"id": 5, column: "b"}])
+    eventually(lambda: statuses(db, model)[5] == "completed")
+    assert {statuses(db, model)[n] for n in (1, 2, 4)} == {"available"}
+    delete_pause(db)
+    eventually(all_are(db, "completed", model))
 
 
 @pytest.mark.one_engine
