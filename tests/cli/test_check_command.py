@@ -191,9 +191,10 @@ def test_the_exit_status_of_a_deployment(project: Path) -> None:
     assert "there is no table job" in told.stdout
     assert told.stderr == ""
     make(project / "checked.db", "DELETE")
-    told = program(project, "--url", "sqlite:///checked.db", "tests.support.check_models:Base")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "1 queue: 1 warning." in told.stdout
+    arguments = ["check", "--url", f"sqlite:///{project / 'checked.db'}", "tests.support.check_models:Base"]
+    well = CliRunner().invoke(application(), arguments)
+    assert (well.exit_code, well.stderr) == (0, "")
+    assert "1 queue: 1 warning." in well.stdout
 
 
 def test_statements_to_copy_are_not_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

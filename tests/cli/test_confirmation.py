@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sqlqueue.cli import application
 from tests.cli.invoking import FAILED, PROGRAM, out, put, run
 from tests.support.models import Task
 
@@ -50,16 +51,21 @@ def retried(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
-def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int, left: int) -> None:
+def test_a_terminal_is_asked_for_confirmation(
+    url: str, answer: str, status: int, left: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(url, Task, FAILED, FAILED)
     terminal, end = pty.openpty()
     os.write(terminal, f"{answer}\n".encode())
-    told = retried(stdin=end, capture_output=True)
+    with os.fdopen(end) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(SystemExit) as ended:
+            application()(["retry", "tests.support.models:Task"])
     os.close(terminal)
-    os.close(end)
-    assert told.returncode == status, told.stderr
-    assert "Retry 2 tasks of task (2 discarded)? [y/N]" in told.stderr
-    assert told.stdout.strip() == ("2 tasks of task are available again." if not status else "")
+    told, asked = capsys.readouterr()
+    assert ended.value.code == status, asked
+    assert "Retry 2 tasks of task (2 discarded)? [y/N]" in asked
+    assert told.strip() == ("2 tasks of task are available again." if not status else "")
     assert ("discarded  abandoned" in out("stats")) is bool(left)
 
 
