@@ -19,7 +19,7 @@ from ._help import Command, Group
 from .batches import batch, batches, open_
 from .changes import cancel, discard, prune, rerun, retry, run_now
 from .check import check
-from .control import keys, limits, pause, resume, set_limit, workers
+from .control import keys, limits, pause, resume, set_limit, set_rate, workers
 from .enqueue import enqueue
 from .schedules import schedules
 from .statistics import errors, stats
@@ -51,6 +51,7 @@ _ON_CALL: Sequence[Function] = (
     keys,
     limits,
     set_limit,
+    set_rate,
     workers,
 )
 _NAMES: dict[Function, str] = {list_tasks: "list", open_: "open"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
@@ -13,36 +14,46 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.checks import MOST_AT_ONCE
+from .._support.errors import ArgumentError
 from .._support.texts import ascii_text, host_name, key_text, readable
+from ..lifecycle.kind import moment_text
 from ..model.declaration import LONGEST_NAME
 from ..operations import KeyState, Limit, Pause, WorkerInfo, check_registered
 from ..operations.filtering import value
+from ..queue.options import MOST_STARTS, Rate
 from ..queue.spec import QueueSpec
 from ..sql import COUNTED
 from ._database import transact
-from ._options import AsJson, Queues, Target, Url, Yes, choice, load, names_of
+from ._options import AsJson, Queues, Target, Url, Yes, age, choice, load, names_of
 from ._output import complain, confirm, facts, pauses, plain, print_json, print_table, refusal, say
 
-# -- the commands `sqlqueue limits` and `sqlqueue set-limit` ----------------------------------------------------------
+# -- the commands `sqlqueue limits`, `sqlqueue set-limit` and `sqlqueue set-rate` -------------------------------------
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The limit_key of the tasks.")]
 Places = Annotated[
-    int,
+    int | None,
     typer.Argument(
         metavar="N", min=0, max=MOST_AT_ONCE, help="How many of them may run at once, at most 10,000; 0 stops the key."
     ),
 ]
+Unlimited = Annotated[bool, typer.Option("--none", help="Remove it: any number.")]
+Starts = Annotated[
+    int | None, typer.Argument(metavar="N", min=1, max=MOST_STARTS, help="How many of them may start within the time.")
+]
+Per = Annotated[timedelta | None, typer.Option(metavar="TIME", parser=age, help="The time: 1s, 1m, 2h30m.")]
 
 
 def limits(queues: Queues, *, as_json: AsJson = False) -> None:
-    """Show the limit of each key in use: how many of its tasks may run at once, and how many do.
+    """Show the limit of each key in use: how many of its tasks may run at once, and how many do. If keys have rates,
+    also how many have started within the time of their rate, how many may, and when the next may.
 
         sqlqueue limits --url postgresql+psycopg://me@host/shop shop.models:Base
 
     After a limit has been lowered, more tasks may be running than it allows: no more tasks with that key are claimed
     until enough of them have ended.
 
-    With --json: an array of objects with queue (its table), key, limit and running.
+    With --json: an array of objects with queue (its table), key, limit and running (null without a limit), starts and
+    per (the rate, in seconds; null without one), started and next_start (null if one may start now).
 
     Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not respond.
     """
@@ -53,13 +64,30 @@ def limits(queues: Queues, *, as_json: AsJson = False) -> None:
     if as_json:
         print_json([_limit_facts(*row) for row in rows])
     elif rows:
-        shown = [[spec.name, each.limit, each.running, each.key] for spec, each in rows]
-        print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
+        rates = any(each.rate for _, each in rows)
+        rated = ["started", "rate", "next start"] if rates else []
+        shown = [
+            [spec.name, each.limit, each.running, *(_rated(each) if rates else []), each.key] for spec, each in rows
+        ]
+        print_table(["Queue", "limit", "running", *rated, "key"], shown, numbers=3 if rates else 2)
     else:
         say(f"No limit_key of {names_of(specs)} has been used yet.")
 
 
-def set_limit(queues: Queues, key: Key, number: Places, yes: Yes = False, as_json: AsJson = False) -> None:
+def _rated(found: Limit) -> list[object]:
+    until = found.next_start
+    return [found.started, str(found.rate), until and moment_text(until)] if found.rate else [None, None, None]
+
+
+def set_limit(
+    queues: Queues,
+    key: Key,
+    number: Places = None,
+    *,
+    none: Unlimited = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
     """Set how many tasks with this key may run at once, across all workers.
 
         sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
@@ -68,17 +96,16 @@ def set_limit(queues: Queues, key: Key, number: Places, yes: Yes = False, as_jso
     ended. The command asks for confirmation of a limit of 0, which stops the key, and of a key that no task has used
     yet.
 
-    With --json: an object of queue (its table), key, limit, before (null for an unknown key) and running.
+    With --json: the object of sqlqueue limits, and before: the former limit (null for an unknown key, or without one).
 
     Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
     not respond, or a missing --yes without a terminal.
     """
-    spec, *others = _limited(queues)
-    if others:
-        names = names_of([spec, *others])
-        raise refusal(f"{queues.target} has {len(others) + 1} queues with limits: use --queue with one of {names}")
+    if (number is None) is not none:
+        raise refusal("give the limit N, or --none")
+    spec = _one_limited(queues)
     before = queues.transact(lambda session: _limit_of(session, spec, key))
-    if number == 0 and (before is None or before.limit):
+    if number == 0 and (before is None or before.limit != 0):
         confirm(f"stop all tasks of {spec.name} with the key {key!r}", yes=yes)
     elif before is None:
         confirm(f"set a limit for {key!r}, a key that no task of {spec.name} has used yet", yes=yes)
@@ -86,8 +113,63 @@ def set_limit(queues: Queues, key: Key, number: Places, yes: Yes = False, as_jso
     if as_json:
         print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
     else:
-        was = "" if before is None else f" (it was {before.limit})"
-        say(f"{spec.name}, key {key}: the limit is {after.limit}{was}, {after.running} running.")
+        was = "" if before is None else f" (it was {_or_none(before.limit)})"
+        running = "" if after.running is None else f", {after.running} running"
+        say(f"{spec.name}, key {key}: the limit is {_or_none(after.limit)}{was}{running}.")
+
+
+def set_rate(
+    queues: Queues,
+    key: Key,
+    starts: Starts = None,
+    *,
+    per: Per = None,
+    none: Unlimited = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set how many tasks with this key may start within a time, across all workers.
+
+        sqlqueue set-rate --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 100 --per 1m
+        sqlqueue set-rate --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org --none
+
+    Tasks that have started within the former time count. The command asks for confirmation of a key that no task has
+    used yet.
+
+    With --json: the object of sqlqueue limits.
+
+    Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
+    not respond, or a missing --yes without a terminal.
+    """
+    if none is not (starts is None and per is None) or (starts is None) is not (per is None):
+        raise refusal("give the rate, as in 100 --per 1m, or --none")
+    try:
+        rate = None if starts is None or per is None else Rate(starts, per=per)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error
+    spec = _one_limited(queues)
+    before = queues.transact(lambda session: _limit_of(session, spec, key))
+    if before is None:
+        confirm(f"set a rate for {key!r}, a key that no task of {spec.name} has used yet", yes=yes)
+    after = queues.transact(lambda session: _change_rate(session, spec, key, rate))
+    if as_json:
+        print_json(_limit_facts(spec, after))
+    else:
+        was = "" if before is None else f" (it was {_or_none(before.rate)})"
+        started = "" if after.rate is None else f", {after.started:,} started"
+        say(f"{spec.name}, key {key}: the rate is {_or_none(after.rate)}{was}{started}.")
+
+
+def _or_none(found: object) -> object:
+    return "none" if found is None else found
+
+
+def _one_limited(queues: Queues) -> QueueSpec:
+    spec, *others = _limited(queues)
+    if others:
+        names = names_of([spec, *others])
+        raise refusal(f"{queues.target} has {len(others) + 1} queues with limits: use --queue with one of {names}")
+    return spec
 
 
 def _limited(queues: Queues) -> list[QueueSpec]:
@@ -99,9 +181,14 @@ def _limited(queues: Queues) -> list[QueueSpec]:
     return limited
 
 
-def _change_limit(session: Session, spec: QueueSpec, key: str, number: int) -> Limit:
+def _change_limit(session: Session, spec: QueueSpec, key: str, number: int | None) -> Limit:
     operations.set_limit(session, spec.entity, key, number)
     return _limit_of(session, spec, key) or Limit(key, number, 0)
+
+
+def _change_rate(session: Session, spec: QueueSpec, key: str, rate: Rate | None) -> Limit:
+    operations.set_rate(session, spec.entity, key, rate)
+    return _limit_of(session, spec, key) or Limit(key, None, None, rate)
 
 
 def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
@@ -109,7 +196,9 @@ def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
 
 
 def _limit_facts(spec: QueueSpec, found: Limit) -> dict[str, Any]:
-    return {"queue": spec.name, **facts(found, "key", "limit", "running")}
+    rate = {"starts": found.rate.starts, **facts(found.rate, "per")} if found.rate else {"starts": None, "per": None}
+    started = facts(found, "started", "next_start")
+    return {"queue": spec.name, **facts(found, "key", "limit", "running"), **rate, **started}
 
 
 # -- the command `sqlqueue keys` --------------------------------------------------------------------------------------

@@ -216,13 +216,16 @@ def test_limits(sync_db: Database) -> None:
     with sync_db.begin() as session:
         assert len(session.claim_many(Visit, limit=3)) == 3
     changed = told(sync_db, "set-limit", "a.org", "1", "--json", target="Visit")
-    assert changed == {"queue": "visit", "key": "a.org", "limit": 1, "before": 2, "running": 2}
+    unrated = {"starts": None, "per": None, "started": 0, "next_start": None}
+    assert changed == {"queue": "visit", "key": "a.org", "limit": 1, "before": 2, "running": 2, **unrated}
     assert told(sync_db, "limits", "--json", target="Visit") == [
-        {"queue": "visit", "key": "a.org", "limit": 1, "running": 2},
-        {"queue": "visit", "key": "b.org", "limit": 2, "running": 1},
+        {"queue": "visit", "key": "a.org", "limit": 1, "running": 2, **unrated},
+        {"queue": "visit", "key": "b.org", "limit": 2, "running": 1, **unrated},
     ]
     with sync_db.begin() as session:
         assert [(each.key, each.limit) for each in session.limits(Visit)] == [("a.org", 1), ("b.org", 2)]
+    rated = told(sync_db, "set-rate", "a.org", "100", "--per", "1m", "--json", target="Visit")
+    assert {**rated, "before": 2} == {**changed, "starts": 100, "per": 60.0}
 
 
 def test_keys(sync_db: Database) -> None:

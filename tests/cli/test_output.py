@@ -9,14 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func
+from sqlalchemy import create_engine, func
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
+from sqlqueue import claim_many
 from sqlqueue._support.texts import error_group
 from sqlqueue.cli import application
 from sqlqueue.cli._output import print_json
 from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
-from tests.support.models import Chore, Job, Mail, Render, Seat, Task, Transfer
+from tests.support.models import Chore, Job, Mail, Render, Seat, Task, Transfer, Visit
 
 TIMEOUT = "Timeout: [red]x[/]\x1b[31m\n  in line 2"
 HEADINGS = ("abandoned", "oldest", "last", "hour", "paused")
@@ -283,6 +285,10 @@ def test_limits_are_listed_and_set(url: str) -> None:
         "key": "a.org",
         "limit": 3,
         "running": 0,
+        "starts": None,
+        "per": None,
+        "started": 0,
+        "next_start": None,
         "before": None,
     }
     assert out("set-limit", "a.org", "2", model="Visit") == "visit, key a.org: the limit is 2 (it was 3), 0 running."
@@ -293,6 +299,25 @@ def test_limits_are_listed_and_set(url: str) -> None:
     assert (asked.exit_code, "this would stop all tasks of visit with the key 'a.org'" in asked.stderr) == (2, True)
     assert run("set-limit", "a.org", "0", "--yes", model="Visit").exit_code == 0
     assert out("set-limit", "a.org", "0", model="Visit").startswith("visit, key a.org: the limit is 0 (it was 0)")
+    assert out("set-limit", "a.org", "--none", model="Visit") == "visit, key a.org: the limit is none (it was 0)."
+
+
+def test_rates_are_listed_and_set(url: str) -> None:
+    new = run("set-rate", "a.org", "2", "--per", "1h", model="Visit")
+    assert (new.exit_code, "a key that no task of visit has used yet" in new.stderr) == (2, True)
+    put(url, Visit, *[{"limit_key": "a.org"}] * 3)
+    out("set-limit", "b.org", "1", "--yes", model="Visit")
+    set_it = ["set-rate", "a.org", "2", "--per", "1h", "--yes"]
+    assert out(*set_it, model="Visit") == "visit, key a.org: the rate is 2 per 1 h, 0 started."
+    with Session(create_engine(url)) as session:
+        assert len(claim_many(session, Visit, limit=3)) == 2
+        session.commit()
+    table = out("limits", model="Visit").splitlines()
+    assert table[0].split() == ["Queue", "limit", "running", "started", "rate", "next", "start", "key"]
+    assert re.fullmatch(r"visit +2 +2 +2  2 per 1 h  [-\d]+ [:\d]+ UTC  a\.org", table[1])
+    assert table[2].split() == ["visit", "1", "0", "b.org"]
+    removed = out("set-rate", "a.org", "--none", model="Visit")
+    assert removed == "visit, key a.org: the rate is none (it was 2 per 1 h)."
 
 
 def test_keys_are_listed_and_paused(url: str) -> None:
