@@ -44,14 +44,14 @@ def claim_in_sequence(
     """
     pick, tasks, visited, width, is_old = request.pick, list[Any](), set[Any](), 0, rotation.is_old()
     lanes: Any = pick.lanes
-    passed = set(lanes.excluded)
+    passed, read = set(lanes.excluded), set[Any]()
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
         if is_old or not rotation.has_turns(room, passed):
-            keys, _ = rotation.read(adapter, session, pick, room)
-            if keys <= visited:
+            keys, are_all = rotation.read(adapter, session, pick, room)
+            if keys <= visited and (are_all or keys <= read):
                 break
             is_old = False
-            visited |= keys & passed
+            visited, read = visited | keys & passed, read | keys
         shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed)
         lines, reactivated = _lines(adapter, session, pick, shares, room)
         ended = {key for key in lines if key is not None or len(lines[None]) < UNKEYED}

@@ -232,6 +232,19 @@ def test_a_claim_finds_the_one_free_key_among_many(db: Database) -> None:
         assert [claimed(session, limit=1) for _ in range(3)] in ([{401}, {402}, set()], [{402}, {401}, set()])
 
 
+@pytest.mark.one_engine
+def test_a_claim_finds_a_new_key_beside_any_number_of_waiting_ones(sync_db: Database) -> None:
+    for number in range(1, 6):
+        transfers(sync_db, f"key {number}", available_at=TOMORROW, status="scheduled")
+        assert sync_db.committed.claim(Transfer) is None  # the keys and their turns are known now
+        for new in ("aaa", "key 2b", "zzz"):
+            transfers(sync_db, new)
+            with sync_db.begin() as session:
+                task = session.claim(Transfer)
+                assert task is not None
+                session.complete(task)
+
+
 # -- crashes, dead letters, and what is read --------------------------------------------------------------------------
 
 
