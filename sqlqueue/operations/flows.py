@@ -65,7 +65,7 @@ def cancel_batch(session: AnySession, entity: type[QueueMixin], key: str, *, lim
     return cancelled
 
 
-def read(latches: Latches, spec: QueueSpec, asked: Select[Any]) -> Any:
+def read(latches: Latches, spec: QueueSpec, asked: Any) -> Any:
     return latches.adapter.rows.execute(latches.session, spec, asked).all()
 
 
@@ -106,9 +106,12 @@ def predecessors(
     for.  With an ``AsyncQueueSession``, write ``async for job in session.predecessors(Job)``.
     """
     session, spec = session_of(session), flow_spec(entity)
-    if of is None and (job := running.get(None)) is None:
-        raise ArgumentError("predecessors() is called outside of a handler: give the task, of=task")
-    own, identity = row_of(job.claim if of is None else of)
+    if of is None:
+        job = running.get(None)
+        if job is None:
+            raise ArgumentError("predecessors() is called outside of a handler: give the task, of=task")
+        of = job.claim
+    own, identity = row_of(of)
     latches = Latches.of(session, flow_spec(own.entity))
     rows = latches.adapter.rows
     (awaited,) = rows.values(session, own, [own.key(identity)], [own["waits_for"]]) or [None]
