@@ -170,7 +170,7 @@ class Ledger:
             self.begun.clear()
             self.guarded.clear()
             self.unreadable.clear()
-            self.expired = 0
+            self.expired, self.is_cut = 0, False
 
 
 def ledger_of(session: Session) -> Ledger:

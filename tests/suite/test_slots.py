@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count as numbers
+from itertools import islice, takewhile
 from threading import Barrier, Thread
 from typing import Any
 
@@ -23,6 +24,7 @@ from sqlqueue.dialects.statements import LANES
 from sqlqueue.kinds.limits import ENDLESS, create_slots
 from sqlqueue.operations import turns
 from sqlqueue.queue.spec import spec_of
+from sqlqueue.transaction import ledger_of
 from tests.suite.limited import claim, held, locks_rows, visits
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
@@ -304,3 +306,26 @@ def test_claims_behind_many_tasks_of_full_keys(sync_db: Database, monkeypatch: p
     assert costs[0] <= (10 if rows.walks_keys else 60)
     assert costs[1] <= (6 if rows.searched > LANES else 10)
     assert costs[2] < costs[1]
+
+
+def test_a_claim_ends_after_many_full_keys_and_the_next_goes_on(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until all keys have been visited in vain."""
+    monkeypatch.setattr(turns, "VISITED", 600)
+    turns._rotations.clear()
+    keys = [f"{n:04}" for n in range(1_800)]
+    sync_db.insert(Slot, [{"slot_key": key, "slot_number": 0, "max_attempts": 0} for key in keys])
+    visits(sync_db, *keys, "last")
+
+    def claims() -> Iterator[tuple[int, bool]]:
+        while True:
+            with sync_db.begin() as actor, sent() as cost:
+                found = actor.claim_many(Visit, limit=5)
+                assert cost["statements"] < 40
+                yield len(found), ledger_of(actor.sync_session).is_cut
+
+    found = dict(islice(claims(), 3))
+    assert found == {0: True, 1: True}
+    in_vain = list(takewhile(lambda claim: claim[1], islice(claims(), 12)))
+    assert 2 <= len(in_vain) < 12

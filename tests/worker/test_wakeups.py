@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import event, func, insert, select, text
 
 from bench.proxy import Proxy, proxy
-from sqlqueue import Retry
+from sqlqueue import Retry, claim_of
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations import turns
 from sqlqueue.transaction import channel_of, spread
 from sqlqueue.worker import fetcher, lock_mode
 from sqlqueue.worker.fetcher import Poller
@@ -20,7 +21,7 @@ from tests.outbox.messages import relay_of
 from tests.suite.test_unreadable_rows import seen as signs_seen
 from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
-from tests.support.models import Mail, Outgoing, Sign, Spool, Task, Visit
+from tests.support.models import Mail, Outgoing, Sign, Slot, Spool, Task, Visit
 from tests.support.rows import PAST, clock, count, rows
 from tests.support.workers import (
     AT_ONCE,
@@ -165,6 +166,32 @@ def test_notifications_in_vain_do_not_keep_a_worker_busy(
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_engine
+def test_a_freed_slot_wakes_a_worker(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Visit, [{"limit_key": key} for key in ["full"] * 3])
+    running = [claim_of(visit) for visit in sync_db.committed.claim_many(Visit, limit=5)]
+    sync_db.insert(Visit, [{"limit_key": None}])
+    workers.serve(Visit, without_session(sync_db), poll=LONG)
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 1)
+    time.sleep(0.2)
+    sync_db.committed.complete(running[0])
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 3, AT_ONCE)
+    assert count(sync_db, Visit, Visit.status == "running") == 1
+
+
+@pytest.mark.one_engine
+def test_a_worker_goes_on_behind_many_full_keys(
+    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "VISITED", 500)
+    turns._rotations.clear()
+    keys = [f"{n:04}" for n in range(2_500)]
+    sync_db.insert(Slot, [{"slot_key": key, "slot_number": 0, "max_attempts": 0} for key in keys])
+    sync_db.insert(Visit, [{"limit_key": key} for key in [*keys, "last"]])
+    workers.serve(Visit, without_session(sync_db), poll=LONG)
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 1, AT_ONCE)
 
 
 def listeners(db: Database) -> set[int]:
