@@ -203,8 +203,9 @@ class Rotation:
         else:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
-            if lanes is not None and lanes.column.nullable and (EDGE in keys or last is EDGE or self.is_whole):
-                keys.insert(0 if last is EDGE or EDGE not in keys else keys.index(EDGE) + 1, None)
+            is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
+            if lanes is not None and lanes.column.nullable and (is_next or self.is_whole or EDGE in keys):
+                keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
         again = {key: number for number, key in enumerate(keys)} if self.is_whole else {}
         first = next((again[turn.key] for turn in [*self._ring] if turn.key in again), 0)
@@ -215,7 +216,7 @@ class Rotation:
                 self._ring = deque([*turns[first:], *(turns[:first] if is_whole else ())])
                 self.is_whole, self._read_at = is_whole, time.monotonic()
                 if is_new:
-                    self._last = start
+                    self._last = keys[first - 1] if first else start
         return {key for key in keys if key is not EDGE}, is_whole
 
     def grant(

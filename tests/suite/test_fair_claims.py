@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.operations.turns import Keys
 from sqlqueue.sql import EDGE, picks
 from tests.suite.test_plans import reading
-from tests.support.harness import Database
+from tests.support.harness import Actor, Database
 from tests.support.models import Base, Crawl, Mail, Message
 from tests.support.rows import PAST, TOMORROW, analyze, contenders, ids, insert_many, rows
 from tests.support.workers import Workers, eventually
@@ -99,6 +100,43 @@ def test_shares_are_exact_for_claims_of_any_size(sync_db: Database) -> None:
     assert found["gold"] == pytest.approx(3 * share, abs=3 * visit)
     for site in counts.keys() - {"gold"}:
         assert found[site] == pytest.approx(share, abs=visit)
+
+
+@pytest.mark.one_engine
+def test_a_visit_goes_on_after_the_keys_are_read_again(sync_db: Database) -> None:
+    """Although tasks without a key, of which there are none left, would come before it."""
+    crawls(sync_db, gold=9, **{f"site {n:02}": 1 for n in range(40)})
+    adapter, spec = adapter_for(sync_db.engine.dialect), Crawl.__queue_spec__
+    rotation, pick = turns.Rotation(spec, Keys()), ClaimQuery(spec).steps[0](1)
+    with sync_db.session() as session:
+        rotation.return_to(EDGE)
+        rotation.read(adapter, session.session, pick, 1)
+        assert rotation.grant(1, 1, ()) == {None: 1}
+        rotation.return_to(EDGE)
+        rotation.read(adapter, session.session, pick, 1)
+        rotation.run_out({None})
+        assert rotation.grant(1, 1, ()) == {"gold": 1}
+        rotation.read(adapter, session.session, pick, 1)
+        assert rotation.grant(3, 1, ()) == {"gold": 2, "site 00": 1}
+
+
+def test_claimers_at_once_share_by_the_weights(sync_db: Database) -> None:
+    """Each of them has its own turns."""
+    sizes, claims_of_each = [1, 10, 100], 10
+    crawls(sync_db, a=500, b=500, gold=500)
+
+    def claims(actor: Actor) -> Counter[str | None]:
+        found = Counter[str | None]()
+        for size in sizes * claims_of_each:
+            found += sites(actor.claim_many(Crawl, limit=size, lease=None))
+            actor.rollback()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        found = sum(pool.map(claims, [sync_db.variant().session() for _ in range(4)]), Counter[str | None]())
+    visits = 4 * 2 * max(sizes) / 32
+    for site, weight in (("gold", 3), ("a", 1), ("b", 1)):
+        assert found[site] == pytest.approx(found.total() * weight / 5, abs=weight * visits)
 
 
 @pytest.mark.parametrize("size", [1, 10])
