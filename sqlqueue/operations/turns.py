@@ -191,9 +191,9 @@ class Rotation:
         Many in a queue with limits, since most of them may have no tasks that may start.
         """
         spec, last, lanes = self._spec, self._last, pick.lanes
-        is_new = last is _NOBODY
-        # NULL follows the edge, from where a walk finds all keys at once
-        start = self.keys.some() if is_new else EDGE if last is None or self.is_whole else last
+        is_new, goes_round = last is _NOBODY, self.is_whole and spec.is_limited
+        # NULL follows the edge, from where one walk finds all keys
+        start = self.keys.some() if is_new else EDGE if last is None or goes_round else last
         if lanes is not None and lanes.is_of_one:
             keys = adapter.rows.values(session, spec, lanes.ordered.where, [lanes.column]) or []
             is_whole = True
@@ -204,10 +204,10 @@ class Rotation:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
-            if lanes is not None and lanes.column.nullable and (is_next or self.is_whole or EDGE in keys):
+            if lanes is not None and lanes.column.nullable and (is_next or goes_round or EDGE in keys):
                 keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
-        again = {key: number for number, key in enumerate(keys)} if self.is_whole else {}
+        again = {key: number for number, key in enumerate(keys)} if goes_round else {}
         first = next((again[turn.key] for turn in [*self._ring] if turn.key in again), 0)
         if is_new:  # processes that end soon begin with different keys
             first = random.randrange(len(turns) or 1)
