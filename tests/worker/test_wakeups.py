@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
 
 from bench.proxy import Proxy, proxy
 from sqlqueue import Retry, claim_of
@@ -303,6 +304,18 @@ def test_a_new_task_is_claimed_in_one_round_trip(db: Database, workers: Workers,
     claimed, *others = committing
     assert claimed is not is_prepared
     assert True not in others  # such as the completion, which is in a transaction again
+
+
+@pytest.mark.requires("notifies")
+@pytest.mark.sync_only
+@pytest.mark.parametrize("statement", ["SELECT 1 / 0", "SELECT pg_terminate_backend(pg_backend_pid())"])
+def test_after_a_claim_that_fails_nothing_commits_itself(db: Database, statement: str) -> None:
+    engine = db.variant(pool_size=1).session_engine
+    alone = adapter_for(engine.dialect).connections.alone
+    with engine.connect() as connection, pytest.raises(DBAPIError), alone(connection):
+        connection.exec_driver_sql(statement)
+    with engine.begin() as connection:
+        assert not getattr(connection.connection.driver_connection, "autocommit", False)
 
 
 @pytest.mark.requires("notifies")
