@@ -119,9 +119,9 @@ class Place:
         """Release the tasks, which are stored now, from what has ended already.  Returns whether anything has."""
         latches = self.latches
         latches.catch_up(self.ended)
-        latches.open(self.links)
         if self.links:
-            latches.break_(latches.broken_links(self.links))
+            latches.break_(latches.broken_links(self.links))  # before they open as if nothing had failed
+            latches.open(self.links)
         return bool(self.ended or self.links)
 
     def _share(self, key: str, waiter: str) -> None:

@@ -243,17 +243,25 @@ def test_a_look_that_has_not_seen_a_failure_before_sees_it_when_it_opens(flow: D
         outer.add(Page(name="other"))
         outer.then(Note(name="alarm"), when="failed")
     with flow.begin() as session, session.batch("import", into="outer") as batch:
-        batch.add(Page, [{"name": "a", "priority": -1}])
+        batch.add(Page, [{"name": "a"}, {"name": "b"}])
         for when in ("completed", "failed", "final"):
             batch.then(Note(name=when), when=when)
+    with flow.begin() as session, session.batch("plain", into="outer") as batch:
+        batch.add(Page, [{"name": "c"}, {"name": "unfinished"}])
     with flow.begin() as session:
-        session.discard(session.claim(Page, Page.name == "a"), "boom")
+        for name in "abc":
+            session.discard(session.claim(Page, Page.name == name), "boom")
     with flow.begin() as session:
         assert session.run(opens, "import") == 1
+        session.run(lambda inner: latches(inner).break_({"plain"}))
     available = dict.fromkeys(("failed", "final", "alarm"), "available")
-    assert ends(flow, Note) == {"completed": "cancelled", **available}
-    assert flow.committed.retry(Page) == 1
-    assert ends(flow, Note) == {"completed": "waiting", **available}
+    both = {"import", "outer"}
+    for name, broken in (("a", {"plain", *both}), ("b", {"plain", *both}), ("c", {"plain", "outer"}), (None, set())):
+        with flow.engine.connect() as connection:
+            assert set(connection.scalars(select(Latch.id).where(Latch.broken_at.is_not(None)))) == broken
+        completed = "cancelled" if "import" in broken else "waiting"
+        assert ends(flow, Note) == {"completed": completed, **available}
+        assert flow.committed.retry(Page, Page.name == name) == (name is not None)
 
 
 @pytest.mark.one_engine
@@ -436,6 +444,20 @@ def test_processes_of_a_version_without_batches_settle_members_and_start_nothing
     flow.committed.advance(Page)
     assert work_before() == ["last"]
     assert work(flow) == ["end"]
+
+
+@pytest.mark.one_engine
+def test_what_was_not_needed_waits_again_if_a_member_fails_when_it_runs_again(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+        batch.then(Note(name="alarm"), when="failed")
+    assert work(flow) == ["a"]
+    flow.committed.rerun(Page)
+    assert work(flow, "a") == ["a"]
+    assert ends(flow, Note) == {"alarm": "cancelled"}
+    flow.committed.retry(Page)
+    assert ends(flow, Note) == {"alarm": "waiting"}
+    assert work(flow, "a") == ["a", "alarm"]
 
 
 @pytest.mark.one_engine
@@ -632,13 +654,19 @@ def test_stored_tasks_get_successors_before_and_after_their_end(flow: Database) 
             work(flow, "bad", models=[Page])
     with flow.begin() as session:
         good = session.scalar(select(Page).where(Page.name == "good"))
+        bad = session.scalar(select(Page).where(Page.name == "bad"))
         session.enqueue(Note(name="both"), after=[good, "unknown"])
+        session.enqueue(Note(name="ended"), after=[good, bad], when="final")
+        session.enqueue(Note(name="one failed"), after=[bad, "unknown"], when="failed")
+        session.enqueue(Note(name="needs both"), after=[good, bad])
     found = ends(flow, Note)
     for moment in ("before", "after"):
         assert found[f"good {moment} completed"] == found[f"bad {moment} failed"] == "available"
         assert found[f"good {moment} final"] == found[f"bad {moment} final"] == "available"
         assert found[f"good {moment} failed"] == found[f"bad {moment} completed"] == "cancelled"
     assert found["both"] == "waiting"
+    assert found["ended"] == found["one failed"] == "available"
+    assert found["needs both"] == "cancelled"
 
 
 @pytest.mark.asyncio_everywhere
