@@ -204,7 +204,7 @@ class Rotation:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
-            if lanes is not None and lanes.column.nullable and (is_next or goes_round or EDGE in keys):
+            if lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
                 keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
         turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
         again = {key: number for number, key in enumerate(keys)} if goes_round else {}

@@ -17,7 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions, kinds
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import LANES
-from sqlqueue.operations import bulk
+from sqlqueue.operations import bulk, turns
+from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.queue.spec import spec_of
 from tests.suite.limited import claim, held, locks_rows, set_limit, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
@@ -262,6 +263,18 @@ def test_keys_share_a_queue_within_their_limits(db: Database) -> None:
         }
         assert actor.claim(Fetch) is None
         actor.rollback()
+
+
+@pytest.mark.one_engine
+def test_a_turn_is_no_longer_than_a_key_has_slots(sync_db: Database) -> None:
+    sync_db.insert(Fetch, [{"limit_key": key} for key in ("a", "gold")] * 9)
+    rotation, spec = turns.Rotation(spec_of(Fetch), turns.Keys()), spec_of(Fetch)
+    with sync_db.session() as session:
+        adapter, pick = adapter_for(sync_db.engine.dialect), ClaimQuery(spec).steps[0](9)
+        rotation.read(adapter, session.session, pick, 9)
+    rotation.run_out({None})
+    assert rotation.grant(9, 9, (), lambda _: 1) == {"a": 1, "gold": 1}
+    assert rotation.grant(7, 7, (), lambda _: 9) == {"a": 3, "gold": 4}  # what it could not use is not saved up
 
 
 def test_the_backlog_of_a_full_key_costs_a_claim_nothing(sync_db: Database) -> None:
