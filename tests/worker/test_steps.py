@@ -251,8 +251,9 @@ def test_a_wait_gives_the_worker_back_until_its_event_opens(flow: Database, work
         return {page.name: (page.status, page.result) for page in load_all(flow, Page)}
 
     flow.committed.open_event(Page, "gate early", {"n": 1})
-    flow.insert(Page, [{"name": name, "max_attempts": 1} for name in (*timeouts, "batch")])
-    workers.serve(Page, serving(flow, travel, travel_awaited))
+    worker = workers.serve(Page, serving(flow, travel, travel_awaited), poll=LONG).worker
+    eventually(lambda: worker._run and worker._run._latches[0]._swept)  # no later sweep helps
+    flow.committed.enqueue(Page, [{"name": name, "max_attempts": 1} for name in (*timeouts, "batch")])
     ended = {"early": ("completed", {"n": 1}), "between": ("completed", 3), "never": ("completed", None)}
     waiting = {"late": ("waiting", None), "batch": ("waiting", None)}
     eventually(lambda: found() == ended | waiting)
@@ -262,6 +263,7 @@ def test_a_wait_gives_the_worker_back_until_its_event_opens(flow: Database, work
     with flow.begin() as session:
         session.discard(session.claim(Note), "no")
         session.complete(session.claim(Note))
+    flow.committed.advance(Page)
     counts = {"completed": 1, "discarded": 1, "cancelled": 0, "skipped": 0}
     ended |= {"late": ("completed", {"n": 2}), "batch": ("completed", counts)}
     eventually(lambda: found() == ended)
