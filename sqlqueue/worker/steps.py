@@ -152,7 +152,7 @@ class Steps:
         is_open, payload = payload_of(session, self._job.handler.spec, event)
         if is_open:
             return {"event": event, "payload": payload}
-        if before is None or before["event"] != event:  # the handler has changed
+        if before is None:
             return {"event": event, "until": timeout and self._later(session, timeout).isoformat()}
         if before["until"] is not None and self._left(before["until"]) <= timedelta(0):
             return {"event": event, "payload": None}

@@ -270,7 +270,7 @@ def test_a_wait_gives_the_worker_back_until_its_event_opens(flow: Database, work
 
 
 @pytest.mark.one_engine
-def test_a_wait_begins_anew_for_another_event_and_goes_on_if_it_is_woken(sync_flow: Database) -> None:
+def test_a_wait_goes_on_if_it_is_woken_and_may_be_for_another_event_then(sync_flow: Database) -> None:
     worker, events = Worker(sync_flow.sessions()), ["a", "a", "b"]
 
     @worker.handler(Page)
