@@ -188,14 +188,12 @@ class MySQLRows(Rows):
             return super().select_next(searches, key)
         # the optimizer searches the index for each MIN beforehand, and has no rows to sort or keep; with IS NULL before
         # the column, or IS NOT NULL, which MIN does not need, it would read all rows
-        searching: Iterator[Any] = (
-            select(literal_column(str(number)), func.min(key)).where(
-                *each.state, *(term for term in each.where if getattr(term, "operator", None) is not operators.is_not)
-            )
-            for number, each in enumerate(searches)
-        )
-        found: Executable = union_all(*map(self.use_index, searches, searching))
-        return found
+        found: list[Any] = []
+        for number, each in enumerate(searches):
+            needed = (term for term in each.where if getattr(term, "operator", None) is not operators.is_not)
+            first_key: Any = select(literal_column(str(number)), func.min(key)).where(*each.state, *needed)
+            found.append(self.use_index(each, first_key))
+        return union_all(*found)
 
     def select_instances(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         statement = super().select_instances(spec, count, latest=latest)
