@@ -130,7 +130,6 @@ def test_one_transaction_starts_at_most_the_rate(db: Database) -> None:
 
 
 @locks_rows
-@pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("lease", ["default", None])
 def test_uncommitted_starts_count(db: Database, lease: Any) -> None:
     fetches(db, *"aaaab")
