@@ -234,11 +234,6 @@ class EnqueueOptions(NamedTuple):
             values = {moment: utcnow(self.delay), status: Status.SCHEDULED.value}
         return values if self.expires is None else values | expiry(spec, self.expires, self.delay)
 
-    @property
-    def postponing(self) -> tuple[timedelta, timedelta] | None:
-        """The delay and the longest delay of tasks that are replaced; ``None`` without a longest one."""
-        return None if self.delay is None or self.max_delay is None else (self.delay, self.max_delay)
-
     def version_in(self, spec: QueueSpec) -> Column[Any] | None:
         """Return the version column; raise :class:`.ArgumentError` if it is not in the queue's table."""
         if self.version is None:
@@ -581,7 +576,8 @@ def _enqueue_rows(
             _insert(session, spec, rows, fixed)
         else:
             version, scope = options.version_in(spec), scope_of(session, spec)
-            conflicts = Conflicts(adapter, session, spec, options.on_conflict, version, scope, options.postponing)
+            delays = None if options.delay is None or options.max_delay is None else (options.delay, options.max_delay)
+            conflicts = Conflicts(adapter, session, spec, options.on_conflict, version, scope, delays)
             (conflicts.update if stored else conflicts.enqueue)(rows, fixed)
 
 

@@ -109,7 +109,7 @@ def test_enqueue_with_conflict(sync_db: Database) -> None:
         with hops.recorded():
             enqueue(session)
 
-    repeated(sync_db, enqueue, call).check(functions=51, files=14)
+    repeated(sync_db, enqueue, call).check(functions=52, files=14)
 
 
 def test_claim_with_limits(sync_db: Database) -> None:
@@ -118,7 +118,7 @@ def test_claim_with_limits(sync_db: Database) -> None:
             task = session.claim(Visit)
         session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=101, files=14)
+    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=106, files=14)
 
 
 def test_job_with_session(sync_db: Database) -> None:
