@@ -160,8 +160,8 @@ class _KeyRows:
             keys = [(self.key, number) for number in gone]
             adapter.rows.change(self.session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
         first = max(map(abs, used + others), default=0) + 1
-        new, period = enumerate(worths[len(kept) :], first), () if rate is None else (milliseconds(rate),)
-        make(self.session, adapter, slots, ((self.key, sign * number, worth, *period) for number, worth in new))
+        new = [(self.key, sign * number, worth) for number, worth in enumerate(worths[len(kept) :], first)]
+        make(self.session, adapter, slots, new if rate is None else [(*row, milliseconds(rate)) for row in new])
 
     def _numbers(self, sign: int) -> tuple[list[int], list[int]]:
         """Return the numbers of slots, or places, that are used, the last used first, and of the others."""
