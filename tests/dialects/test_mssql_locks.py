@@ -144,7 +144,8 @@ def test_reads_by_an_index_are_in_its_order(sent: dict[str, str]) -> None:
 def _readings(sql: str) -> Iterator[tuple[Index, str]]:
     """Yield each index hint with the criteria and order that follow it."""
     sql = re.sub(r"\(SELECT (?:[^()]|\([^()]*\))*\)", "(a subquery without hints, which has an order of its own)", sql)
-    for place in re.finditer(r"FROM (\w+) WITH \([^\n]*INDEX\((ix_\w+)\)\) \nWHERE ((?:.|\n)*? ORDER BY [^\n)]*)", sql):
+    reading = r"FROM (\w+) WITH \([^\n]*INDEX\((ix_\w+)\)\) \nWHERE ((?:(?!\nFROM )(?:.|\n))*? ORDER BY [^\n)]*)"
+    for place in re.finditer(reading, sql):
         (index,) = (each for each in TABLES[place[1]].indexes if each.name == place[2])
         yield index, place[3]
 
