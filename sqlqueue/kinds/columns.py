@@ -19,7 +19,7 @@ from ..model.declaration import LONGEST_KEY, LONGEST_LATCH, QueueMixin, check_st
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Criterion, QueueSpec
-from ..sql import Assignment, is_waiting, utcnow
+from ..sql import Assignment, utcnow
 
 # -- queues of function calls -----------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class Flows(Kind):
         return None
 
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
-        yield KindIndex("waits", [spec["waits_for"]], is_waiting(spec))
+        yield KindIndex("waits", [spec["waits_for"], spec["status"]], spec["waits_for"].is_not(None))
         # not by status: an unfinished row never moves within this index, so that no scan can miss it
         yield KindIndex("reports", [spec["reports_to"], spec["finished_at"]], spec["reports_to"].is_not(None))
 

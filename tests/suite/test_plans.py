@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, insert, text
+from sqlalchemy import Connection, delete, insert, select, text
 
 from sqlqueue import AttemptOutcome, Claim, Status, in_error_group
 from sqlqueue._support.texts import error_group
@@ -321,6 +321,31 @@ def test_a_look_reads_no_members_but_those_that_it_searches_for(
     large = efforts(db, Page, {"look": look}, settles=False)
     assert growing(small, large) == {}, "with a planner that knows the tables"
     print(f"\n{db.case.name}: a look at {len(KEYS)} latches read {small['look'].amount}, then {large['look'].amount}")
+
+
+@pytest.mark.requires("statistics")
+def test_a_retry_reads_only_what_its_failure_has_cancelled(
+    sync_flow: Database, counted: Callable[[Any], None]
+) -> None:
+    db = sync_flow
+    with db.begin() as session, session.session.batch("mine") as batch:
+        batch.add(fails := Page())
+        batch.then(callback := Page())
+    keys = fails.id, callback.id
+    with db.begin() as session:
+        session.discard(session.claim(Page), "no")
+    db.committed.advance(Page)
+
+    def retry(session: Actor, _: Any) -> None:
+        assert session.retry(Page, Page.id == keys[0]) == 1
+        assert session.scalar(select(Page.status).where(Page.id == keys[1])) == "waiting"
+
+    small = efforts(db, Page, {"retry": retry}, settles=False)
+    ended = {"status": "cancelled", "waits_when": "completed", "attempt": 0, "finished_at": PAST, "created_at": PAST}
+    db.insert(Page, [{**ended, "waits_for": f"other {number}", "available_at": PAST} for number in range(MANY)])
+    assert growing(small, efforts(db, Page, {"retry": retry}, settles=False)) == {}, "with a planner that knows nothing"
+    counted(Page)
+    assert growing(small, efforts(db, Page, {"retry": retry}, settles=False)) == {}, "with a planner that knows it"
 
 
 # -- rows that a call does not need are not read ----------------------------------------------------------------------
