@@ -127,10 +127,10 @@ class AsyncQueueSession(AsyncSession):
     prune_history = _awaited(operations.prune_history)
     prune_batches = _awaited(operations.prune_batches)
 
+    @wraps(operations.predecessors, assigned=("__doc__",))
     async def predecessors(
         self, entity: type[T], *where: Where, of: QueueMixin | Claim | None = None
     ) -> AsyncGenerator[T]:
-        """See :func:`.predecessors`."""
         found = await self.run_sync(operations.predecessors, entity, *where, of=of)
         while some := await self.run_sync(lambda _: list(islice(found, _AT_ONCE))):
             for task in some:

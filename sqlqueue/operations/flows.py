@@ -133,7 +133,9 @@ class BatchProgress:
     """How far a batch is."""
 
     key: str
+    """Its key, given or made."""
     created_at: datetime
+    """When it was enqueued."""
     opened_at: datetime | None
     """When it was seen that all members had ended; ``None`` before."""
     broken_at: datetime | None
@@ -141,9 +143,13 @@ class BatchProgress:
     sealed: bool
     """Whether it takes no further members, except from its own."""
     unfinished: int
+    """How many members are not final."""
     completed: int
+    """How many members were completed."""
     discarded: int
+    """How many members were discarded, as after their last attempt."""
     cancelled: int
+    """How many members were cancelled."""
     skipped: int
     """How many members were not needed: they wait for a failure, and there was none."""
 
@@ -241,10 +247,15 @@ class BatchInfo:
     """A batch in a list."""
 
     key: str
+    """Its key, given or made."""
     created_at: datetime
+    """When it was enqueued."""
     opened_at: datetime | None
+    """When it was seen that all members had ended; ``None`` before."""
     broken_at: datetime | None
+    """When it was seen that a member had failed."""
     sealed: bool
+    """Whether it takes no further members, except from its own."""
     unfinished: int
     """How many members are not final."""
     failed: int

@@ -245,7 +245,8 @@ class View:
         one: ColumnElement[Any] = literal_column("1")
         counted = one if criterion is None else case((criterion, one))
         rows = self._adapter.rows.select_candidates(pick, counted.label("counted")).subquery()
-        return select(func.count(rows.c.counted)).scalar_subquery().label(None)
+        number = select(func.count()).select_from(rows).where(rows.c.counted.is_not(None))
+        return number.scalar_subquery().label(None)
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
         """Return the limits of keys, and how many of their tasks run and have started."""

@@ -352,7 +352,7 @@ def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
     """Return whether an index begins with ``finished_at`` and contains final tasks."""
     partial = set[str]()
     if adapter.inspection.partial_index is not None:
-        partial = {spec.index_name("due"), spec.index_name("order")}  # these contain unfinished tasks
+        partial = {spec.index_name(name) for name in ("due", "order", "unkeyed")}  # these contain unfinished tasks
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
         for index in spec.table.indexes

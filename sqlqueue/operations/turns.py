@@ -246,7 +246,7 @@ class Rotation:
                     break
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
-                    credit += weight * (1 if self.is_whole and len(self._ring) <= LANES else self._quantum)
+                    credit += weight * self._quantum
                 due = min(room, int(credit + _LITTLE))
                 if number := min(due, allowed):
                     shares[key] = shares.get(key, 0) + number
@@ -266,7 +266,8 @@ class Rotation:
         return shares
 
     def _quantum_for(self, limit: int) -> int:
-        return min(math.ceil(limit / self._lanes), _LARGEST_VISIT)
+        has_few = self.is_whole and len(self._ring) <= LANES
+        return 1 if has_few else min(math.ceil(limit / self._lanes), _LARGEST_VISIT)
 
     def _go_on(self) -> None:
         turn = self._ring.popleft()

@@ -32,7 +32,7 @@ _IN_BLOCK = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 _RETURNING = re.compile(r"\sRETURNING\s+(?P<values>.*?)\s+(?:BULK\s+COLLECT\s+)?INTO\s.*", re.DOTALL)
-_WINDOW = re.compile(r"\w+\([^()]*\) OVER \((?:[^()]|\([^()]*\))*\)")
+_WINDOW = re.compile(r"\w+\([^()]*\) OVER \((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _TABLE = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+(?:/\*.*?\*/\s*)?(?P<table>[\w\".]+)")
 
 

@@ -120,8 +120,9 @@ def test_a_visit_goes_on_after_the_keys_are_read_again(sync_db: Database) -> Non
         assert rotation.grant(3, 1, ()) == {"gold": 2, "site 00": 1}
 
 
-def test_claimers_at_once_share_by_the_weights(sync_db: Database) -> None:
-    """Each of them has its own turns."""
+def test_claimers_at_once_share_by_the_weights(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them has its own turns, and is off by one visit at the most, although keys are read again within one."""
+    monkeypatch.setattr(turns, "AGE", 0.0)
     sizes, claims_of_each = [1, 10, 100], 10
     crawls(sync_db, a=500, b=500, gold=500)
 
@@ -134,9 +135,8 @@ def test_claimers_at_once_share_by_the_weights(sync_db: Database) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         found = sum(pool.map(claims, [sync_db.variant().session() for _ in range(4)]), Counter[str | None]())
-    visits = 4 * 2 * max(sizes) / 32
     for site, weight in (("gold", 3), ("a", 1), ("b", 1)):
-        assert found[site] == pytest.approx(found.total() * weight / 5, abs=weight * visits)
+        assert found[site] == pytest.approx(found.total() * weight / 5, abs=4 * weight)
 
 
 @pytest.mark.parametrize("size", [1, 10])

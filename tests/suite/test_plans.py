@@ -324,9 +324,7 @@ def test_a_look_reads_no_members_but_those_that_it_searches_for(
 
 
 @pytest.mark.requires("statistics")
-def test_a_retry_reads_only_what_its_failure_has_cancelled(
-    sync_flow: Database, counted: Callable[[Any], None]
-) -> None:
+def test_a_retry_reads_only_what_its_failure_has_cancelled(sync_flow: Database, counted: Callable[[Any], None]) -> None:
     db = sync_flow
     with db.begin() as session, session.session.batch("mine") as batch:
         batch.add(fails := Page())
