@@ -244,9 +244,8 @@ class View:
         """Return the number of rows of a pick that satisfy a criterion, as a column."""
         one: ColumnElement[Any] = literal_column("1")
         counted = one if criterion is None else case((criterion, one))
-        rows = self._adapter.rows.select_candidates(pick, counted.label("counted")).subquery()
-        number = select(func.count()).select_from(rows).where(rows.c.counted.is_not(None))
-        return number.scalar_subquery().label(None)
+        rows = self._adapter.rows.select_candidates(pick, counted.label("one")).subquery()
+        return select(func.count(rows.c.one)).scalar_subquery().label(None)
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
         """Return the limits of keys, and how many of their tasks run and have started."""
