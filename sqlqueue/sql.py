@@ -38,7 +38,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
@@ -171,6 +171,12 @@ class utcnow(FunctionElement[datetime]):
     def _ahead(self) -> float | None:
         """The value of ``clock_ahead``; a part of the key under which compiled statements are cached."""
         return clock_ahead.get() or None
+
+
+def present(session: Session, spec: QueueSpec) -> datetime:
+    """Return the current time by the database's clock."""
+    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    return now
 
 
 class OfFound(FunctionElement[bool]):

@@ -12,7 +12,7 @@ import re
 import socket
 import traceback
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path, PurePath
 from types import FrameType
@@ -318,3 +318,10 @@ def _owner(filename: str) -> str | None:
         if folder in _INSTALLED:
             return name.removesuffix(".py")
     return _PYTHON if path.is_relative_to(_STANDARD) or filename.startswith("<frozen ") else None
+
+
+def states_text(states: Mapping[str, int]) -> str:
+    """Return the states of tasks in words: ``completed``, or ``3 completed, 2 waiting``."""
+    if sum(states.values()) == 1:
+        return next(iter(states))
+    return ", ".join(f"{number:,} {state}" for state, number in states.items())

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from .. import operations
-from .._support.texts import key_text
+from .._support.texts import key_text, states_text
 from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, spoken
 from ..queue.spec import QueueSpec
-from ..sql import utcnow
+from ..sql import present
 from ._options import AsJson, Queues
 from ._output import complain, facts, plain, print_json, print_record, print_table, refusal, say
 
@@ -45,10 +44,11 @@ def batches(queues: Queues, *, ended: Ended = False, limit: Most = 20, as_json: 
     Exit status: 0, even without batches; 2 for bad usage or a database that does not respond.
     """
     spec = _flow(queues)
-    found, now = queues.transact(
-        lambda session: (operations.batches(session, spec.entity, ended=ended, limit=limit + 1), _now(session, spec)),
-        spec,
-    )
+
+    def read(session: Session) -> tuple[list[BatchInfo], datetime]:
+        return operations.batches(session, spec.entity, ended=ended, limit=limit + 1), present(session, spec)
+
+    found, now = queues.transact(read, spec)
     shown = found[:limit]
     if as_json:
         print_json([facts(each, *_FACTS, "failed") for each in shown])
@@ -133,11 +133,6 @@ def _flow(queues: Queues) -> QueueSpec:
     return flows[0]
 
 
-def _now(session: Session, spec: QueueSpec) -> datetime:
-    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
-    return now
-
-
 def _state(found: BatchInfo | BatchProgress) -> str:
     state = "unfinished" if found.opened_at is None else "ended"
     state = state if found.sealed else f"{state}, not sealed"
@@ -165,13 +160,6 @@ def node_facts(node: FlowNode) -> dict[str, Any]:
     }
 
 
-def states_text(states: Mapping[str, int]) -> str:
-    """Return a text such as ``completed``, or ``3 completed, 2 waiting``."""
-    if sum(states.values()) == 1:
-        return next(iter(states))
-    return ", ".join(f"{number:,} {state}" for state, number in states.items())
-
-
 def _print(found: BatchProgress, drawn: Graph) -> None:
     ends = {name: getattr(found, name) for name in ("unfinished", "completed", "discarded", "cancelled", "skipped")}
     told = {
@@ -186,16 +174,15 @@ def _print(found: BatchProgress, drawn: Graph) -> None:
     print_record(shown, texts=["members"])
     if drawn.nodes:
         say("")
-        labels = {node.name: node.label for node in drawn.nodes}
-        nodes = [node for layer in drawn.layers for node in layer]
-        rows = [[node.label, states_text(node.states), _after(node, drawn, labels)] for node in nodes]
+        labels, before = {node.name: node.label for node in drawn.nodes}, drawn.before
+        rows = [
+            [node.label, states_text(node.states), named([labels[name] for name in before[node.name]])]
+            for layer in drawn.layers
+            for node in layer
+        ]
         print_table(["Task", "state", "after"], rows, texts=["state", "after"])
     if drawn.left_out:
         say(f"\n{drawn.left_out:,} more tasks are not shown: there would be more than 200 lines.")
-
-
-def _after(node: FlowNode, drawn: Graph, labels: Mapping[str, str]) -> str:
-    return named([labels[edge.source] for edge in drawn.edges if edge.target == node.name])
 
 
 def named(labels: Sequence[str], most: int = 3) -> str:

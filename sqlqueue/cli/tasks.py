@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from sqlalchemy import LargeBinary, Text, select
+from sqlalchemy import LargeBinary, Text
 from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.errors import Claim
-from .._support.texts import UNREADABLE, key_text, readable
+from .._support.texts import UNREADABLE, key_text, readable, states_text
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of, latches_of
 from ..operations import Around, PastAttempt, around, attempt_text, reported, spoken
@@ -22,10 +22,10 @@ from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
-from ..sql import utcnow
+from ..sql import present
 from ._options import AsJson, Filters, Queues, order
 from ._output import GAP, plain, print_json, print_record, print_table, room, say, width
-from .batches import node_facts, states_text
+from .batches import node_facts
 from .statistics import Most
 
 # -- the table of `sqlqueue list`: one line for each task -------------------------------------------------------------
@@ -243,7 +243,7 @@ def _whole(
     """Return a task, its place in a workflow, the finished attempts at it if the application keeps them, and the
     database's time."""
     tasks = find_all(session, spec.entity, spec.key(key))
-    now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    now = present(session, spec)
     if not tasks:
         return None, None, None, now
     claim, has_history = Claim(spec.entity, key, attempt=0), history_of(spec.table.metadata) is not None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,12 +15,13 @@ from starlette.responses import Response
 
 from .. import operations
 from .._support.errors import ArgumentError
+from .._support.texts import states_text
 from ..model.companions import latches_of
 from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, member_of
 from ..operations.paging import Page, find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
-from ..sql import state, utcnow
+from ..sql import present, state
 from ..transaction import open_
 from .access import CELL, Exposure
 from .site import Site, places_of, respond, site_of
@@ -41,7 +40,7 @@ async def show_batches(request: Request) -> Response:
 
     def read(session: Session) -> tuple[list[BatchInfo], datetime]:
         found = operations.batches(session, spec.entity, ended=ended, limit=BATCHES + 1)
-        return found, _now(session, spec)
+        return found, present(session, spec)
 
     found, now, problem = list[BatchInfo](), None, None
     try:
@@ -64,11 +63,6 @@ def _flow_of(site: Site) -> QueueSpec:
     if found is None:
         raise HTTPException(404, "No queue has batches: derive a model from FlowMixin, and one from LatchMixin.")
     return found
-
-
-def _now(session: Session, spec: QueueSpec) -> datetime:
-    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
-    return now
 
 
 # -- the page of a batch ----------------------------------------------------------------------------------------------
@@ -131,10 +125,7 @@ async def show_batch(request: Request) -> Response:
         culprits=found.culprits,
         drawing=draw(found.graph),
         places=places_of(request),
-        before={
-            node.name: [labels[edge.source] for edge in found.graph.edges if edge.target == node.name]
-            for node in found.graph.nodes
-        },
+        before={name: [labels[each] for each in some] for name, some in found.graph.before.items()},
     )
 
 
@@ -144,7 +135,7 @@ def _read(session: Session, spec: QueueSpec, exposure: Exposure, names: set[str]
         return None
     failing = [spec_of(entity) for entity, states in graph.members.items() if states.get(Status.DISCARDED)]
     culprits = [_culprits(session, exposure, each, key) for each in failing if each.name in names]
-    return Found(progress=progress, graph=graph, culprits=culprits, now=_now(session, spec))
+    return Found(progress=progress, graph=graph, culprits=culprits, now=present(session, spec))
 
 
 def _culprits(session: Session, exposure: Exposure, spec: QueueSpec, key: str) -> TaskList:
@@ -158,7 +149,7 @@ def _culprits(session: Session, exposure: Exposure, spec: QueueSpec, key: str) -
     rows: list[Any] = [row_of(exposure, spec, task, cut) for task in shown]
     page: Page[Any] = Page(tasks=rows, next=None, previous=None, is_cut=len(tasks) > CULPRITS)
     named = exposure.columns.get(spec.entity, ())
-    return TaskList(spec=spec, page=page, now=_now(session, spec), named=named, scanned=0)
+    return TaskList(spec=spec, page=page, now=present(session, spec), named=named, scanned=0)
 
 
 def _members(spec: QueueSpec, states: Mapping[str, int]) -> Members:
@@ -213,10 +204,7 @@ class Drawing:
 def draw(graph: Graph) -> Drawing:
     """Return the positions of a graph's nodes and edges: layers by the longest path, in which nodes are near to those
     for which they wait."""
-    before = defaultdict[str, list[str]](list)
-    for edge in graph.edges:
-        before[edge.target].append(edge.source)
-    layers, places = graph.layers, dict[str, tuple[int, int]]()
+    before, layers, places = graph.before, graph.layers, dict[str, tuple[int, int]]()
     tallest = max(map(len, layers), default=0)
     for number, layer in enumerate(layers):
         top = MARGIN + (tallest - len(layer)) * (HEIGHT + BETWEEN_NODES) // 2
@@ -238,15 +226,14 @@ def _height_of(
     """Return a key that sorts the nodes of a layer by the mean height of those for which they wait."""
 
     def height(node: FlowNode) -> float:
-        heights = [places[name][1] for name in before.get(node.name, ())]
+        heights = [places[name][1] for name in before[node.name]]
         return sum(heights) / len(heights) if heights else 0
 
     return height
 
 
 def _box(node: FlowNode, x: int, y: int) -> Box:
-    text = ", ".join(f"{number:,} {name}" for name, number in node.states.items())
-    text = next(iter(node.states)) if sum(node.states.values()) == 1 else text
+    text = states_text(node.states)
     worst = min(node.states, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST))
     return Box(node, x, y, worst, _cut(node.label), _cut(text), f"{node.label}: {text}")
 

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session, load_only
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -23,8 +22,7 @@ from ..operations.paging import SCAN, key_of, page
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
 from ..queue.spec import QueueSpec
-from ..sql import utcnow
-from ..transaction import open_
+from ..sql import present
 from ..worker import HAS_PROMETHEUS, TEXT
 from .charts import PERIODS, Chart, Ended, Period, Queues, counts_chart, durations_chart, period_of, read_buckets
 from .rendering import first_line
@@ -185,8 +183,7 @@ def read_running(session: Session, spec: QueueSpec) -> Running:
         )
         for task in found.tasks
     ]
-    at: datetime = open_(session, spec).rows.execute(session, spec, select(utcnow())).scalar_one()
-    return Running(queue=spec.name, tasks=tasks, more=found.next is not None, at=at)
+    return Running(queue=spec.name, tasks=tasks, more=found.next is not None, at=present(session, spec))
 
 
 def _by_claimer(queues: Iterable[Running]) -> dict[str, list[RunningTask]]:
@@ -231,7 +228,7 @@ async def show_errors(request: Request) -> Response:
 def _read_errors(session: Session, spec: QueueSpec) -> tuple[Sequence[ErrorGroup], int, int, datetime]:
     """Return the groups to show, the number of others, the number of their tasks, and the database's time."""
     found = operations.errors(session, spec.entity, cap=SCAN)
-    now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    now = present(session, spec)
     return found[:GROUPS], len(found[GROUPS:]), sum(group.tasks for group in found[GROUPS:]), now
 
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from ..operations.paging import SCAN, Page, find_all, key_of, page
 from ..operations.reactivating import EDITABLE
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
-from ..sql import COUNTED, utcnow
+from ..sql import COUNTED, present
 from ..transaction import open_
 from .access import CELL, LONGEST, Action, Exposure
 from .charts import PERIODS, Chart, Ended, Period, counts_chart, durations_chart, period_of, read_buckets
@@ -113,7 +112,7 @@ def read_list(
         tasks = list({key_of(spec, task): task for task in (*matching, *tasks)}.values())
     cut = exposure.texts(adapter, session, spec, [key_of(spec, task) for task in tasks], CELL)
     rows = [row_of(exposure, spec, task, cut) for task in tasks]
-    now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    now = present(session, spec)
     shown = replace(found, tasks=rows)
     return TaskList(spec=spec, page=shown, now=now, named=exposure.columns.get(spec.entity, ()), scanned=scan)
 

@@ -23,7 +23,6 @@ from sqlalchemy import (
     String,
     and_,
     event,
-    select,
     text,
 )
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
@@ -39,7 +38,7 @@ from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kind
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
 from ..queue.spec import Criterion, QueueSpec
-from ..sql import aware, is_available, is_due, state, utcdefault, utcinsertion, utcnow
+from ..sql import aware, is_available, is_due, present, state, utcdefault, utcinsertion
 
 # -- the columns of every queue, by role, and the checks of their values ----------------------------------------------
 
@@ -476,8 +475,7 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 def _now(task: Any, spec: QueueSpec) -> datetime:
     session = instance_state(task).session
     assert session is not None  # it is being flushed
-    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
-    return now
+    return present(session, spec)
 
 
 def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:

@@ -129,9 +129,7 @@ def predecessors(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchProgress:
-    """How far a batch is."""
-
+class _Batch:
     key: str
     """Its key, given or made."""
     created_at: datetime
@@ -144,6 +142,12 @@ class BatchProgress:
     """Whether it takes no further members, except from its own."""
     unfinished: int
     """How many members are not final."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgress(_Batch):
+    """How far a batch is."""
+
     completed: int
     """How many members were completed."""
     discarded: int
@@ -243,21 +247,9 @@ def condition(awaited: str | None, when: str | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchInfo:
+class BatchInfo(_Batch):
     """A batch in a list."""
 
-    key: str
-    """Its key, given or made."""
-    created_at: datetime
-    """When it was enqueued."""
-    opened_at: datetime | None
-    """When it was seen that all members had ended; ``None`` before."""
-    broken_at: datetime | None
-    """When it was seen that a member had failed."""
-    sealed: bool
-    """Whether it takes no further members, except from its own."""
-    unfinished: int
-    """How many members are not final."""
     failed: int
     """How many members were discarded or cancelled, as far as it has been seen that one was."""
 

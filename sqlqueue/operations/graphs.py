@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, null, or_, select
 
 from .._support.errors import Claim
-from .._support.texts import key_text
+from .._support.texts import key_text, states_text
 from ..model.declaration import QueueMixin
 from ..queue.spec import Identity
 from ..sql import is_waiting, only
@@ -67,12 +67,17 @@ class Graph:
     """The number of all members in each state, by model; without callbacks, and members of batches in this one."""
 
     @property
+    def before(self) -> Mapping[str, Sequence[str]]:
+        """The names of the nodes for which each node waits, by its name."""
+        found: dict[str, list[str]] = {node.name: [] for node in self.nodes}
+        for edge in self.edges:
+            found[edge.target].append(edge.source)
+        return found
+
+    @property
     def layers(self) -> list[list[FlowNode]]:
         """The nodes by the length of the longest path to them."""
-        before = defaultdict[str, list[str]](list)
-        for edge in self.edges:
-            before[edge.target].append(edge.source)
-        depths: dict[str, int] = {}
+        before, depths = self.before, dict[str, int]()
         todo = [node.name for node in reversed(self.nodes)]
         while todo:
             missing = [each for each in before[todo[-1]] if each not in depths]
@@ -90,10 +95,8 @@ class Graph:
         """Return the graph as a flowchart in the language of Mermaid."""
         lines = ["flowchart LR"]
         for node in self.nodes:
-            states = ", ".join(f"{number:,} {name}" for name, number in node.states.items())
-            told = next(iter(node.states)) if sum(node.states.values()) == 1 else states
             left, right = ("([", "])") if node.entity is None else ("[", "]")
-            lines.append(f'    {node.name}{left}"{_quoted(node.label)}<br/>{told}"{right}')
+            lines.append(f'    {node.name}{left}"{_quoted(node.label)}<br/>{states_text(node.states)}"{right}')
         for edge in self.edges:
             condition = "" if edge.when == COMPLETED else f"|{edge.when}|"
             lines.append(f"    {edge.source} -->{condition} {edge.target}")

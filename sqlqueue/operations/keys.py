@@ -8,17 +8,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, case, func, literal_column, select
-from sqlalchemy.orm import Session
 
 from .._support import checks
 from .._support.texts import key_text
-from ..dialects.base import Adapter
 from ..dialects.statements import LANES
 from ..kinds.limits import Limit, full_keys, read_limits, slots_of
 from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
 from ..queue.options import Rate, Status
-from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, spec_of
+from ..queue.spec import Criterion, Identity, Ordering, spec_of
 from ..sql import (
     COUNTED,
     EDGE,
@@ -111,15 +109,12 @@ def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, aft
 
     Raises :class:`.ArgumentError` for a model without keys.
     """
-    spec = spec_of(entity)
-    column = keyed_column(spec)
     checks.count("first", first)
-    session = session_of(session)
-    view = View(open_(session, spec), session, spec, terms_of(spec, scope_of(session, spec)))
+    view = View(session, entity)
     found = view.next_keys(EDGE if after is None else after, first)
-    if len(found) < first and column.nullable and view.has_unkeyed():
+    if len(found) < first and view.has_unkeyed():
         found.append(None)
-    stopped = paused_keys(session, spec)
+    stopped = view.paused()
     parts = (found[start : start + LANES] for start in range(0, len(found), LANES))
     return [each for some in parts for each in view.states(some, stopped)]
 
@@ -127,23 +122,21 @@ def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, aft
 def count_keys(session: AnySession, entity: type[QueueMixin]) -> dict[str, int]:
     """Return how many keys have waiting tasks, counted up to 1,000, how many are paused, and, in a queue with limits,
     at how many as many tasks run as the limit allows."""
-    spec = spec_of(entity)
-    keyed_column(spec)
-    session = session_of(session)
-    view = View(open_(session, spec), session, spec, terms_of(spec, scope_of(session, spec)))
-    found = {"waiting": len(view.next_keys(EDGE, COUNTED)), "paused": len(paused_keys(session, spec))}
-    return found | ({"full": view.count_full()} if spec.is_limited else {})
+    view = View(session, entity)
+    found = {"waiting": len(view.next_keys(EDGE, COUNTED)), "paused": len(view.paused())}
+    return found | ({"full": view.count_full()} if spec_of(entity).is_limited else {})
 
 
 class View:
     """Reads what a session sees of the keys of a queue, each from its own range of an index."""
 
-    def __init__(self, adapter: Adapter, session: Session, spec: QueueSpec, scope: Sequence[Criterion]) -> None:
-        self._adapter = adapter
-        self._session = session
-        self._spec = spec
-        self._scope = tuple(scope)
-        self._column: Any = spec.keyed_by
+    def __init__(self, session: AnySession, entity: type[QueueMixin]) -> None:
+        """Raises :class:`.ArgumentError` for a model without keys."""
+        self._spec = spec = spec_of(entity)
+        self._column: Any = keyed_column(spec)
+        self._session = session_of(session)
+        self._adapter = open_(self._session, spec)
+        self._scope = tuple(terms_of(spec, scope_of(self._session, spec)))
         self._waiting = self._in_sequence() if spec.lane is None else self._in_lanes()
 
     def _pick(self, state: tuple[Criterion, ...], order: Sequence[Ordering], index: str) -> Pick:
@@ -188,8 +181,14 @@ class View:
             self._adapter.rows.execute(self._session, slots, select(func.count()).select_from(full)).scalar_one()
         )
 
+    def paused(self) -> set[Any]:
+        """Return the keys that are paused."""
+        return paused_keys(self._session, self._spec)
+
     def has_unkeyed(self) -> bool:
         """Return whether tasks without a key wait."""
+        if not self._column.nullable:
+            return False
         pick = self._waiting.lane(self._column.is_(None), 1)
         reading = self._adapter.rows.select_candidates(pick, *self._spec.primary_key)
         return self._adapter.rows.execute(self._session, self._spec, reading).first() is not None

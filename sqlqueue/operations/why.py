@@ -32,6 +32,7 @@ from ..sql import (
     follower,
     is_token_of_worker,
     picks,
+    present,
     representable,
     state,
     utcnow,
@@ -88,7 +89,7 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     adapter = open_(session, spec)
     seen = _read(session, adapter, spec, identity)
     if seen is None:
-        now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+        now = present(session, spec)
         gone = Reason(cause=Cause.MISSING, text="there is no such row: it was deleted, or is not committed yet")
         return Explanation(entity=spec.entity, identity=identity, status=None, reasons=(gone,), at=now)
     return Explanation(

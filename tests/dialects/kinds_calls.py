@@ -181,7 +181,7 @@ def sequential() -> Iterator[tuple[str, Call]]:
 
 def _states_of_keys(session: QueueSession) -> None:
     """Send the statements of a look at keys that come after one, and at several of them."""
-    view = View(adapter_for(session.get_bind().dialect), session, Transfer.__queue_spec__, ())
+    view = View(session, Transfer)
     view.next_keys("a", 2)
     view.states(["b", "c", None], ())
 
