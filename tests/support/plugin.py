@@ -29,6 +29,7 @@ from tests.support.times import list_times, spent
 SERVERS = pytest.StashKey[Servers]()
 STARTED = pytest.StashKey[float]()
 MODES = ("sync", "async")
+BOTH_MODES = os.environ.get("SQLQUEUE_TEST_BOTH_MODES") == "1"
 
 
 def _chosen(case: EngineCase, mode: str) -> Any:
@@ -66,11 +67,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Apply the mark that chooses the engines to tests that do not choose them themselves."""
     test = metafunc.definition
     is_chosen = [mark.args[0] for mark in test.iter_markers("parametrize")]
-    mark = next((mark.name for mark in test.iter_markers() if mark.name in CASES_BY_MARK), "every_engine")
-    chosen = CASES_BY_MARK[mark] or {"db": _asyncio_in_turns(test)}
+    chosen = CASES_BY_MARK[_mark_of(test)] or {"db": _asyncio_in_turns(test)}
     for fixture, cases in chosen.items():
         if fixture in metafunc.fixturenames and fixture not in is_chosen:
             test.add_marker(pytest.mark.parametrize(fixture, cases, indirect=True))
+
+
+def _mark_of(test: pytest.Item) -> str:
+    return next((mark.name for mark in test.iter_markers() if mark.name in CASES_BY_MARK), "every_engine")
+
+
+def _has_its_turn(item: pytest.Item) -> bool:
+    """Return whether a case of a test runs in this mode: with the mark `asyncio_everywhere`, every other case is sync on
+    an engine, and the rest is asyncio; a test without several cases runs in both modes."""
+    names = [mark.args[0] for mark in item.iter_markers("parametrize") if mark.args[0] != "db"]
+    if _mark_of(item) != "asyncio_everywhere" or "db" not in item.fixturenames or not names:
+        return True
+    case, mode = item.callspec.params["db"]
+    first = names[0].split(",")[0] if isinstance(names[0], str) else names[0][0]
+    # pytest numbers the cases of a test; those of `db` are its innermost loop
+    turn = item.callspec.indices[first] // len(CASES_BY_MARK["asyncio_everywhere"]["db"])
+    return MODES[(turn + SELECTED.index(case)) % 2] == mode
 
 
 def _asyncio_in_turns(test: pytest.Function) -> list[Any]:
@@ -78,7 +95,7 @@ def _asyncio_in_turns(test: pytest.Function) -> list[Any]:
     uses the network take turns, if they have what the test requires."""
     required = [name for mark in test.iter_markers("requires") for name in mark.args]
     able = [case for case in _TAKING_TURNS if all(getattr(case, name) for name in required)]
-    if len(able) < 2 or os.environ.get("SQLQUEUE_TEST_BOTH_MODES") == "1":
+    if len(able) < 2 or BOTH_MODES:
         return [_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case in able]
     turn = able[zlib.crc32(test.nodeid.encode()) % len(able)]
     return [_chosen(case, "async" if case is turn else "sync") for case in SELECTED]
@@ -107,6 +124,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not BOTH_MODES:
+        items[:] = filter(_has_its_turn, items)
     if hasattr(config, "workerinput"):
         from tests.support.groups import sort
 
