@@ -78,8 +78,8 @@ def _mark_of(test: pytest.Item) -> str:
 
 
 def _has_its_turn(item: pytest.Item) -> bool:
-    """Return whether a case of a test runs in this mode: with the mark `asyncio_everywhere`, every other case is sync on
-    an engine, and the rest is asyncio; a test without several cases runs in both modes."""
+    """Return whether a case of a test runs in this mode: with the mark `asyncio_everywhere`, every other case is sync
+    on an engine, and the rest is asyncio; a test without several cases runs in both modes."""
     names = [mark.args[0] for mark in item.iter_markers("parametrize") if mark.args[0] != "db"]
     if _mark_of(item) != "asyncio_everywhere" or "db" not in item.fixturenames or not names:
         return True
