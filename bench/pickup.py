@@ -98,7 +98,7 @@ def _enqueued(sessions: sessionmaker[QueueSession], worker: ChildProcess, tasks:
             session.commit()
         begun: TaskStart = worker.receive()
         delays.append(begun.monotonic - sent)
-    return _delays(delays[_WARM:])
+    return delays_of(delays[_WARM:])
 
 
 def _scheduled(sessions: sessionmaker[QueueSession], worker: ChildProcess, tasks: int) -> Delays:
@@ -109,7 +109,7 @@ def _scheduled(sessions: sessionmaker[QueueSession], worker: ChildProcess, tasks
         due = {-1 - n: now + _AHEAD + n * timedelta(milliseconds=150) for n in range(tasks)}
         session.enqueue(Probe, [{"id": key, "available_at": moment} for key, moment in due.items()])
     found: list[TaskStart] = [worker.receive() for _ in due]
-    return _delays([begun.wall - behind - due[begun.task].timestamp() for begun in found])
+    return delays_of([begun.wall - behind - due[begun.task].timestamp() for begun in found])
 
 
 def _idle(worker: ChildProcess, seconds: float) -> float:
@@ -125,7 +125,7 @@ def _statements(worker: ChildProcess) -> int:
     return count
 
 
-def _delays(seconds: Sequence[float]) -> Delays:
+def delays_of(seconds: Sequence[float]) -> Delays:
     hundredths = quantiles(seconds, n=100, method="inclusive")
     return Delays(
         count=len(seconds),

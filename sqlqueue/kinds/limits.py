@@ -264,6 +264,15 @@ def usage(slots: QueueSpec) -> Select[Any]:
     return select(*columns).group_by(slots["slot_key"])
 
 
+def next_start(slots: QueueSpec, named: Criterion) -> Select[tuple[datetime | None]]:
+    """Return a SELECT of when the first of the rates of the ``named`` keys allows a start, now if a key has none."""
+    table, moment = slots.table, slots["available_at"]
+    rateless = and_(slots["slot_number"] == _ZERO, slots["period"].is_(None))
+    is_place_of_rate = and_(is_place(slots, table), is_usable(slots, table))
+    later = and_(is_place_of_rate, is_busy(slots, table))
+    return select(func.min(case((later, moment), (or_(rateless, is_place_of_rate), utcnow())))).where(named)
+
+
 class Slots:
     """Frees the slots of running tasks, and extends their leases; gives back places."""
 

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from .._support.checks import count
 from .._support.errors import Claim, WorkerTokens
 from ..dialects.base import Adapter
-from ..kinds.limits import Slots, is_busy, is_place, is_usable, slots_of
+from ..dialects.statements import LANES
+from ..kinds.limits import Slots, next_start, slots_of
 from ..lifecycle.transitions import Fence, FencedClaims, error_assignments
 from ..model.declaration import QueueMixin
 from ..queue.options import Status
@@ -29,6 +30,7 @@ from ..sql import (
     is_early,
     is_final,
     is_held,
+    lane_picks,
     picks,
     present_status,
     representable,
@@ -193,29 +195,59 @@ class Poll(NamedTuple):
     early: bool
     """Whether tasks are ``available`` with a later time, see :func:`postpone`.  Unknown if a task can be claimed."""
     later: timedelta | None
-    """How long it takes until a task that is not ``available`` comes due; ``None`` if there is none."""
+    """How long it takes until a task that is not ``available`` comes due, or may start by the rate of its key; ``None``
+    if there is none."""
 
 
-def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
+def poll(session: AnySession, entity: type[QueueMixin], *where: Where, used_up: Sequence[str] = ()) -> Poll:
     """Return when a claim may find a task, and whether there are tasks to postpone.
 
     Uses the database's clock, and runs one statement, which locks nothing.  Tasks that others are about to claim count
-    too.
+    too.  ``used_up``: the keys whose rates allowed no start when a claim last looked; if they are few, and no others
+    have available tasks, these count only when the first of the rates allows its next start.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    adapter = open_(session, spec)
-    ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
+    adapter, criteria = open_(session, spec), within(session, spec, where)
+    ready, due = (step(1) for step in picks(spec, criteria, ()))
     waiting = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), has_attempts(spec)))
     try:
-        if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
+        if ready.divided is not None and not used_up and (seen := _poll_whole(session, adapter, ready, waiting)):
             return seen
-        row: Any = adapter.rows.execute(session, spec, select(*_moments(adapter, ready, waiting), utcnow())).one()
+        asked = select(*_moments(adapter, ready, waiting), utcnow(), *_of_rates(adapter, spec, criteria, used_up))
+        row: Any = adapter.rows.execute(session, spec, asked).one()
     except Exception as error:
         if not adapter.connections.is_of_row(error):
             raise
         return Poll(timedelta(0), early=False, later=None)  # a time that cannot be read, such as text or February 30
-    return _result(*row)
+    first, later, now, *starts = row
+    if starts:
+        start, *others = starts
+        if start is not None and {None, *used_up}.issuperset(others) and first is not None and first <= now:
+            first = None
+        later = min((each for each in (later, start) if each is not None), default=None)
+    return _result(first, later, now)
+
+
+def _of_rates(
+    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], used_up: Sequence[str]
+) -> list[ColumnElement[Any]]:
+    """Return when the first of these rates allows its next start, and, of all keys with available tasks, the first one
+    and those that follow ``used_up``."""
+    if not used_up:
+        return []
+    slots, look = slots_of(spec), adapter.rows.select_candidates
+    start = next_start(slots, adapter.rows.one_of(slots, slots["slot_key"], used_up)).scalar_subquery()
+    ready, _ = lane_picks(spec, where)
+    pick = ready(1)
+    one: ColumnElement[Any] = literal_column("1")
+    column: Any = pick.lanes and pick.lanes.column
+    if pick.divided is not None or len(used_up) > LANES:
+        return [start, one]
+    after = [column.is_not(None), *(column > key for key in used_up)]
+    unkeyed = look(pick.keys(column.is_(None), 1), one.label("unkeyed"))
+    searches = [unkeyed, *(look(pick.keys(each, 1), column) for each in after)]
+    return [start, *(each.scalar_subquery() for each in searches)]
 
 
 def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Poll | None:
@@ -250,22 +282,6 @@ def _result(available: datetime | None, scheduled: datetime | None, now: datetim
     first, later = (None if each is None else max(each - now, timedelta(0)) for each in (available, scheduled))
     waits = [each for each in (first, later) if each is not None]
     return Poll(min(waits, default=None), early=available is not None and available > now, later=later)
-
-
-def next_start(session: Session, spec: QueueSpec, keys: Sequence[str]) -> timedelta | None:
-    """Return in what time the rates of limit keys that are used up allow the next start; ``None`` if one may start
-    now."""
-    slots = slots_of(spec)
-    adapter, table, moment = open_(session, slots), slots.table, slots["available_at"]
-    places = is_place(slots, table), is_usable(slots, table), is_busy(slots, table)
-    waits = list[timedelta]()
-    for some in adapter.rows.batches(slots, keys):
-        of_keys = adapter.rows.one_of(slots, slots["slot_key"], some)
-        read = select(func.min(moment), utcnow()).where(of_keys, *places)
-        row: Any = adapter.rows.execute(session, slots, read).one()
-        first, now = row
-        waits += [] if first is None else [max(first - now, timedelta(0))]
-    return min(waits, default=None)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:

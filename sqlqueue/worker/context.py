@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from threading import Event
@@ -20,7 +19,6 @@ from ..dialects.base import Adapter
 from ..model.declaration import LONGEST_NAME
 from ..operations.claiming import ClaimQuery
 from ..operations.recording import spoken, unreadable_rows
-from ..operations.upkeep import next_start
 from ..queue.spec import QueueSpec, Where
 from ..transaction import claimer_name, ledger_of
 from .children import Children
@@ -99,9 +97,6 @@ class StopRequest:
 
 # -- the settings and services that the parts of one run share --------------------------------------------------------
 
-SHORTEST_WAIT = timedelta(milliseconds=10)
-"""The shortest wait for the rate of a key: many keys may free their starts one after another."""
-
 
 class WorkerContext:
     """What the parts of one run share.  Created on the event loop of the run."""
@@ -152,9 +147,8 @@ class WorkerContext:
                 self.apart[handler] = Children(place, handler, reports)
         self.suspects: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Each runs one suspect to its end, alone in this process, see :func:`.run_suspects`."""
-        self.starts: dict[Handler, float] = {}
-        """The times of the monotonic clock at which keys whose rates are used up may start a task of a handler again,
-        if its last claim has found too few tasks."""
+        self.used_up: dict[Handler, Sequence[str]] = {}
+        """The keys whose rates allowed no start when the last claim of a handler found too few tasks."""
         self._queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = {}
 
     @property
@@ -180,9 +174,7 @@ class WorkerContext:
         self.reports.liveness.claims_work(handler.spec.name, handler)
         self.reports.unreadable(handler.spec, number)
         self.reports.expired(handler.spec, ledger.expired)
-        self.starts.pop(handler, None)
-        if ledger.used_up and (waits := next_start(session, handler.spec, ledger.used_up)) is not None:
-            self.starts[handler] = time.monotonic() + max(waits, SHORTEST_WAIT).total_seconds()
+        self.used_up[handler] = ledger.used_up
         return number + ledger.expired > 0 or ledger.is_cut
 
     def claim_query(self, handler: Handler) -> ClaimQuery | None:

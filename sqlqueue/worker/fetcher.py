@@ -129,19 +129,14 @@ class Poller:
         if await self._heard(SETTLING_PAUSE):
             return
         while not self._news.is_set():
-            due, start = await self._look(), self._context.starts.get(self._handler)
-            if due == NOW and not self._in_vain and start is None:
+            due = await self._look()
+            if due == NOW and not self._in_vain:
                 self._in_vain = True
                 return
             pause = next(self._looks)
-            if due == NOW and self._later:  # what is available waits for another task, which may come due sooner
+            if due == NOW and self._later:  # what is available waits for another task, or a rate, which may come sooner
                 pause = min(pause, self._later)
-            if start is not None:  # or for the rate of its key
-                pause = min(pause, timedelta(seconds=max(start - time.monotonic(), 0)))
             if await self._heard(min(due or pause, pause)):
-                return
-            if start is not None and time.monotonic() >= start:
-                self._context.starts.pop(self._handler, None)
                 return
             if due is not None and due <= pause:
                 self._saw_nothing = False  # by now it is due
@@ -151,9 +146,9 @@ class Poller:
         query = self._context.claim_query(self._handler)
         if query is None:
             return None
-        entity, where = self._handler.entity, query.looked_at
+        entity, where, used_up = self._handler.entity, query.looked_at, self._context.used_up.get(self._handler, ())
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
-        seen = await run(lambda session: poll(session, entity, *where))
+        seen = await run(lambda session: poll(session, entity, *where, used_up=used_up))
         self._saw_nothing, self._later = seen.due != NOW, seen.later
         self._context.reports.liveness.reached()
         some = MAX_CHANGES if seen.early else 0

@@ -80,6 +80,7 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.set_rate", lambda s: s.set_rate(Visit, "a", Rate(150, per=MINUTE))
     yield "Visit.limits", lambda s: s.limits(Visit)
+    yield "Visit.next_due", lambda s: next_due(s, Visit, used_up=["a", "b"])
     yield "Visit.keys", beginning(lambda s: s.keys(Visit, first=2))
     yield "Visit.release", lambda s: s.release(claims(Visit, 3))
     yield "Visit.claim(candidates)", _claim_candidates

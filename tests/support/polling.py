@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,6 @@ from sqlalchemy.orm import Session
 from sqlqueue.operations.upkeep import poll
 
 
-def next_due(session: Session, entity: type[Any], *where: Any) -> timedelta | None:
+def next_due(session: Session, entity: type[Any], *where: Any, used_up: Sequence[str] = ()) -> timedelta | None:
     """The time until a claim may find a task: zero if it may now, ``None`` if no task is waiting."""
-    return poll(session, entity, *where).due
+    return poll(session, entity, *where, used_up=used_up).due

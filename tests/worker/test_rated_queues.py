@@ -12,10 +12,9 @@ from tests.suite.limited import visits
 from tests.support.harness import Database
 from tests.support.models import Visit
 from tests.support.rows import count
-from tests.support.workers import Workers, eventually
+from tests.support.workers import Workers, eventually, seen
 
 
-@pytest.mark.one_engine
 @pytest.mark.parametrize(("mode", "handler"), [("lease", lambda task: None), ("lock", lambda session, task: None)])
 def test_an_idle_worker_wakes_when_a_key_may_start_its_next_task(
     sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, mode: str, handler: Any
@@ -40,3 +39,30 @@ def test_a_worker_claims_nothing_ahead_of_a_rate(sync_db: Database, workers: Wor
     with workers.serve(Visit, handle, concurrency=2):
         eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 200)
     assert max(ahead) <= 4
+
+
+def test_a_key_whose_rate_is_used_up_costs_an_idle_worker_no_statement(sync_db: Database, workers: Workers) -> None:
+    for key in ("a", "b"):
+        sync_db.committed.set_rate(Visit, key, Rate(1, per=timedelta(hours=1)))
+    engine = sync_db.variant(pool_size=20)
+
+    def has_one_statement_a_look() -> bool:
+        """Whether the worker sends what it sends while its queue is empty: one statement now and then."""
+        with seen(engine, "before_cursor_execute") as statements:
+            found = eventually(
+                lambda: len(of := [each[2] for each in statements if "FROM visit" in each[2]]) > 5 and of
+            )
+            return len(set(found[1:])) == 1
+
+    def all_start(started: int, *keys: str | None) -> None:
+        visits(sync_db, *keys)
+        eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == started)
+        eventually(has_one_statement_a_look)
+
+    with workers.serve(Visit, lambda task: None, engine=engine, poll=timedelta(milliseconds=100)):
+        all_start(0)
+        all_start(2, *"aaabbb")
+        all_start(3, "c")
+        all_start(4, None)
+        sync_db.committed.set_rate(Visit, "a", None)
+        all_start(6)
