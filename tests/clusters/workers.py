@@ -102,13 +102,13 @@ class ClusterWorkers:
 
     def assert_exact(self) -> None:
         """Assert that every errand had its effect once, and that no attempt was counted because of the servers'
-        failures."""
+        failures: an error only tells that the errand was returned."""
         with self.engine.connect() as connection:
             errands = connection.execute(select(Errand.id, Errand.status, Errand.error)).all()
             receipts = Counter(connection.scalars(select(Receipt.errand_id)))
         assert receipts == {errand.id: 1 for errand in errands}
         assert {errand.status for errand in errands} == {"completed"}
-        assert [errand.error for errand in errands if errand.error] == []
+        assert [errand.error for errand in errands if errand.error and "(returned after" not in errand.error] == []
         assert sum(running.worker._reports.counts["failed"] for running in self.running) == 0
         assert not any(running.ended for running in self.running)
 
