@@ -37,7 +37,7 @@ EVERY = 1.0
 MAX_CHANGES = 1_000
 """The maximum number of tasks that one transaction promotes or postpones."""
 SHARE = 100
-"""Between two searches among all tasks for those that have come due, this many times the duration of the first passes."""
+"""How many times the duration of a search among all tasks for due ones passes until the next."""
 MARGIN = timedelta(seconds=2)
 """How much longer than the time since the last search one of recent tasks looks back."""
 FIRST_LOOK = 0.1
