@@ -102,7 +102,7 @@ _HINTS = {
     Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
     Status.SCHEDULED: "A scheduled task runs once it is due; sqlqueue run-now makes it due now.",
     Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue run-now makes it due now.",
-    Status.WAITING: "A waiting task starts when the tasks that it waits for have ended.",
+    Status.WAITING: "A waiting task starts when what it waits for has ended; sqlqueue why says what that is.",
     Status.RUNNING: "A running task belongs to its worker until its lease expires; then any worker may take it over.",
     Status.COMPLETED: f"A completed task {_FINAL}",
     Status.CANCELLED: f"A cancelled task {_FINAL}",

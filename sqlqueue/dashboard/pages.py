@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,8 +16,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from .. import operations
 from .._support.texts import key_text
-from ..model.companions import worker_table
+from ..model.companions import latches_of, worker_table
 from ..operations import Bucket, ErrorGroup, Limit, Pause, QueueOverview, QueueStats, RecurringTask, WorkerInfo
+from ..operations.flows import unfinished_batches
 from ..operations.paging import SCAN, key_of, page
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
@@ -309,13 +310,20 @@ async def show_metrics(request: Request) -> Response:
     """Respond with the gauges of all queues, read once for all scrapers; 404 without the extra ``prometheus``."""
     if not HAS_PROMETHEUS:
         return PlainTextResponse("Metrics need an extra: pip install 'sqlalchemy-queue[prometheus]'\n", 404)
-    from ..worker.metrics import queue_exposition  # noqa: PLC0415
+    from ..worker.metrics import QueueGauges  # noqa: PLC0415
 
     site = site_of(request)
-    queues = site.queues
-    found = await site.read_each("metrics", _gauges, list(queues.values()), lifetime=METRICS_LIFETIME)
-    return Response(queue_exposition(dict(zip(queues, found, strict=True))), media_type=TEXT)
+    queues, read = site.queues, partial(site.read_each, lifetime=METRICS_LIFETIME)
+    overviews = await read("metrics", _overview, list(queues.values()))
+    flows = {found.table.fullname: spec for spec in queues.values() if (found := latches_of(spec)) is not None}
+    batches = await read("metrics of batches", _unfinished_batches, list(flows.values()))
+    gauges = QueueGauges(dict(zip(queues, overviews, strict=True)), dict(zip(flows, batches, strict=True)))
+    return Response(gauges.exposition(), media_type=TEXT)
 
 
-def _gauges(session: Session, spec: QueueSpec) -> QueueOverview:
+def _overview(session: Session, spec: QueueSpec) -> QueueOverview:
     return operations.overview(session, spec.entity, cap=COUNTED, scan=SCAN)
+
+
+def _unfinished_batches(session: Session, spec: QueueSpec) -> tuple[int, timedelta | None]:
+    return unfinished_batches(session, spec.entity)

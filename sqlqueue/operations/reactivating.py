@@ -202,6 +202,7 @@ def run_now(session: AnySession, entity: type[QueueMixin], *where: Where, limit:
 
     These are ``scheduled`` and ``retryable`` tasks, and ``available`` ones with a later time.  The attempts that they
     have made still count; :func:`retry` allows all attempts again. The next run of a recurring task follows this one.
+    ``waiting`` tasks are left: they start when what they wait for has ended, and :func:`why` says what that is.
     For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)

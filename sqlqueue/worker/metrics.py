@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 
@@ -34,12 +35,7 @@ class PrometheusMetrics(Collector):
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._scraped: float | None = None
-        self.overviews: dict[str, QueueOverview] = {}
-        """The figures of the queues, by the names of their tables."""
-        self.batches: dict[str, tuple[int, timedelta | None]] = {}
-        """The number of unfinished batches, and the age of the oldest, by the tables of latches."""
-        self.keys: dict[str, dict[str, int]] = {}
-        """The numbers of keys by state, by the names of the tables of queues with keys."""
+        self.gauges = QueueGauges()
         self._registry = CollectorRegistry()
         counters = {
             "claimed": self._counter("sqlqueue_tasks_claimed", "Tasks claimed.", *TASKS),
@@ -124,52 +120,52 @@ class PrometheusMetrics(Collector):
         yield GaugeMetricFamily("sqlqueue_event_loop_stalled_seconds", stalled, seconds_stalled)
         away = "Seconds for which the database has not responded to the worker."
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, liveness.away_seconds))
-        yield from queue_metrics(self.overviews if self.is_watched else {})
+        yield from (self.gauges if self.is_watched else QueueGauges()).collect()
+
+
+@dataclass(eq=False)
+class QueueGauges(Collector):
+    """The gauges of queues.  Figures beyond the caps of what has counted them are reported as the caps."""
+
+    overviews: dict[str, QueueOverview] = field(default_factory=dict)
+    """The figures of the queues, by the names of their tables."""
+    batches: dict[str, tuple[int, timedelta | None]] = field(default_factory=dict)
+    """The number of unfinished batches, and the age of the oldest, by the tables of latches."""
+    keys: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The numbers of keys by state, by the names of the tables of queues with keys."""
+
+    def exposition(self) -> bytes:
+        """Return them as text for Prometheus."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        tasks = GaugeMetricFamily("sqlqueue_tasks", "Tasks by state, counted up to a cap.", labels=["queue", "status"])
+        expired = "Running tasks whose lease has expired."
+        abandoned = GaugeMetricFamily("sqlqueue_tasks_abandoned", expired, labels=["queue"])
+        waits = "Seconds for which the oldest claimable task has been waiting; 0 if there is none."
+        claimable = GaugeMetricFamily("sqlqueue_oldest_claimable_seconds", waits, labels=["queue"])
+        runs = "Seconds since the earliest claim of a running task; 0 if there is none."
+        running = GaugeMetricFamily("sqlqueue_oldest_running_seconds", runs, labels=["queue"])
+        for queue, found in self.overviews.items():
+            for status, number in found.counts.items():
+                tasks.add_metric([queue, status.value], number)
+            abandoned.add_metric([queue], found.abandoned)
+            claimable.add_metric([queue], _seconds(found.oldest_claimable))
+            running.add_metric([queue], _seconds(found.oldest_running))
         unfinished = GaugeMetricFamily("sqlqueue_batches_unfinished", "Batches that have not ended.", labels=["table"])
-        waits = "Seconds since the oldest batch that has not ended was created; 0 if there is none."
-        oldest = GaugeMetricFamily("sqlqueue_oldest_batch_seconds", waits, labels=["table"])
-        for table, (number, age) in self.batches.items() if self.is_watched else ():
+        since = "Seconds since the oldest batch that has not ended was created; 0 if there is none."
+        oldest = GaugeMetricFamily("sqlqueue_oldest_batch_seconds", since, labels=["table"])
+        for table, (number, age) in self.batches.items():
             unfinished.add_metric([table], number)
             oldest.add_metric([table], _seconds(age))
         keys = GaugeMetricFamily("sqlqueue_keys", "Keys by state, counted up to a cap.", labels=["queue", "state"])
-        for queue, numbers in self.keys.items() if self.is_watched else ():
+        for queue, numbers in self.keys.items():
             for state, number in numbers.items():
                 keys.add_metric([queue, state], number)
-        yield from (unfinished, oldest, keys)
-
-
-class _Queues(Collector):
-    def __init__(self, overviews: Mapping[str, QueueOverview]) -> None:
-        self._overviews = overviews
-
-    def collect(self) -> Iterator[Metric]:
-        return queue_metrics(self._overviews)
-
-
-def queue_exposition(overviews: Mapping[str, QueueOverview]) -> bytes:
-    """Return :func:`queue_metrics` as text for Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(_Queues(overviews))
-    return generate_latest(registry)
-
-
-def queue_metrics(overviews: Mapping[str, QueueOverview]) -> Iterator[Metric]:
-    """Yield the gauges of queues, by the names of their tables.  Figures beyond the cap of ``overview`` are reported as
-    the cap."""
-    tasks = GaugeMetricFamily("sqlqueue_tasks", "Tasks by state, counted up to a cap.", labels=["queue", "status"])
-    expired = "Running tasks whose lease has expired."
-    abandoned = GaugeMetricFamily("sqlqueue_tasks_abandoned", expired, labels=["queue"])
-    waits = "Seconds for which the oldest claimable task has been waiting; 0 if there is none."
-    claimable = GaugeMetricFamily("sqlqueue_oldest_claimable_seconds", waits, labels=["queue"])
-    runs = "Seconds since the earliest claim of a running task; 0 if there is none."
-    running = GaugeMetricFamily("sqlqueue_oldest_running_seconds", runs, labels=["queue"])
-    for queue, found in overviews.items():
-        for status, number in found.counts.items():
-            tasks.add_metric([queue, status.value], number)
-        abandoned.add_metric([queue], found.abandoned)
-        claimable.add_metric([queue], _seconds(found.oldest_claimable))
-        running.add_metric([queue], _seconds(found.oldest_running))
-    return iter((tasks, abandoned, claimable, running))
+        yield from (tasks, abandoned, claimable, running, unfinished, oldest, keys)
 
 
 def _seconds(age: timedelta | None) -> float:

@@ -20,7 +20,7 @@ from .. import operations
 from .._support.processes import birth_of, has_ended, resident_memory
 from .._support.texts import host_name
 from ..dialects.base import Adapter
-from ..model.companions import EVERY, history_of, latches_of, worker_table
+from ..model.companions import EVERY, LatchTable, history_of, latches_of, worker_table
 from ..operations.control import unserved_functions
 from ..operations.flows import unfinished_batches
 from ..operations.keys import count_keys
@@ -261,6 +261,10 @@ async def maintain(context: WorkerContext) -> None:
         for spec in context.specs:
             for chore in _chores(spec, context):
                 tasks.create_task(_repeat(chore, context, context.adapter(spec)))
+        places = {(context.database.engine(spec), latches_of(spec)): spec for spec in context.specs}
+        for (_, latches), spec in places.items():
+            for chore in () if latches is None else _chores_of_latches(spec, latches, context.reports):
+                tasks.create_task(_repeat(chore, context, context.adapter(spec)))
 
 
 def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
@@ -274,10 +278,6 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
     if history is not None and history.options.retention is not None:
         old = partial(operations.prune_history, entity=entity, limit=PRUNED)
         yield chore(name=f"pruning the history of {name}", work=old, every=PRUNE_EVERY)
-    latches = latches_of(spec)
-    if latches is not None and latches.options.retention is not None:
-        ended = partial(operations.prune_batches, entity=entity, limit=PRUNED)
-        yield chore(name=f"pruning {latches.table.fullname}", work=ended, every=PRUNE_EVERY)
     if reports.prometheus is not None:
         figures = partial(_measure, spec=spec, prometheus=reports.prometheus)
         yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)
@@ -288,6 +288,17 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
     if reports.telemetry is not None:
         depth = partial(_report_depth, spec=spec, telemetry=reports.telemetry)
         yield chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
+
+
+def _chores_of_latches(spec: QueueSpec, latches: LatchTable, reports: Reports) -> Iterator[Chore]:
+    """Yield the chores of a table of latches, once for all queues that share it; ``spec`` is one of these."""
+    name, chore = latches.table.fullname, partial(Chore, within=maintenance_limit(spec.options.lease))
+    if latches.options.retention is not None:
+        ended = partial(operations.prune_batches, entity=spec.entity, limit=PRUNED)
+        yield chore(name=f"pruning {name}", work=ended, every=PRUNE_EVERY)
+    if reports.prometheus is not None:
+        figures = partial(_measure_batches, spec=spec, name=name, prometheus=reports.prometheus)
+        yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)
 
 
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
@@ -307,11 +318,15 @@ def _report_depth(session: Session, spec: QueueSpec, telemetry: Telemetry) -> in
 
 def _measure(session: Session, spec: QueueSpec, prometheus: PrometheusMetrics) -> int:
     if prometheus.is_watched:
-        prometheus.overviews[spec.name] = operations.overview(session, spec.entity)
-        if (latches := latches_of(spec)) is not None:
-            prometheus.batches[latches.table.fullname] = unfinished_batches(session, spec.entity)
+        prometheus.gauges.overviews[spec.name] = operations.overview(session, spec.entity)
         if spec.keyed_by is not None:
-            prometheus.keys[spec.name] = count_keys(session, spec.entity)
+            prometheus.gauges.keys[spec.name] = count_keys(session, spec.entity)
+    return 0
+
+
+def _measure_batches(session: Session, spec: QueueSpec, name: str, prometheus: PrometheusMetrics) -> int:
+    if prometheus.is_watched:
+        prometheus.gauges.batches[name] = unfinished_batches(session, spec.entity)
     return 0
 
 

@@ -93,6 +93,9 @@ def test_a_task_shows_what_it_waits_for_and_what_waits_for_it(filled: Database) 
     (note,) = tell(filled, "list", "--status", "waiting", "--json", model="Note")
     text = tell(filled, "show", note["key"], model="Note")
     assert "Waits for, or has waited for:\n  import 8: unfinished\n  Page 28: available\n" in text
+    refusal = " ".join(tell(filled, "run-now", "--id", note["key"], model="Note").split())
+    assert refusal.endswith("starts when what it waits for has ended; sqlqueue why says what that is.")
+    assert "it waits for 'import 8'" in tell(filled, "why", note["key"], model="Note")
 
 
 def test_open_an_event(filled: Database) -> None:

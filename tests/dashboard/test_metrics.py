@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from sqlqueue.dashboard import Dashboard
 from sqlqueue.dashboard.standalone import Token, with_login
 from tests.dashboard.clients import TOKEN
-from tests.dashboard.models import Base, Email
-from tests.dashboard.serving import dashboard
+from tests.dashboard.models import Base, Email, Latch
+from tests.dashboard.serving import dashboard, fill_batch
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -30,6 +30,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 def test_metrics_are_those_of_each_queue(sessions: sessionmaker[Any]) -> None:
     app = TestClient(Starlette(routes=[Mount("/ops/queues", dashboard(sessions))]))
+    fill_batch(sessions)
     answer = app.get("/ops/queues/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found = samples(answer.text)
@@ -40,6 +41,8 @@ def test_metrics_are_those_of_each_queue(sessions: sessionmaker[Any]) -> None:
     assert found["sqlqueue_tasks", "crawl", "running"] == 2
     assert found["sqlqueue_oldest_claimable_seconds", "email"] > 0
     assert found["sqlqueue_tasks_abandoned", "email"] == 0
+    assert found["sqlqueue_batches_unfinished", Latch.__tablename__] == 1
+    assert found["sqlqueue_oldest_batch_seconds", Latch.__tablename__] > 0
 
 
 def test_many_scrapers_cost_as_much_as_one(sessions: sessionmaker[Any]) -> None:

@@ -97,6 +97,13 @@ def test_a_worker_tells_of_batches_in_its_log_and_metrics(
     flow: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registration, "MEASURE_EVERY", timedelta(seconds=0.05))
+    counted, count_batches = set[Any](), registration.unfinished_batches
+
+    def count_for(session: Any, entity: Any) -> Any:
+        counted.add(entity)
+        return count_batches(session, entity)
+
+    monkeypatch.setattr(registration, "unfinished_batches", count_for)
     caplog.set_level(logging.INFO)
     for key, names in (("good", ["a", "b"]), ("bad", ["a", "fails"]), ("long", ["a", "later"])):
         with flow.begin() as session, session.batch(key) as batch:
@@ -117,6 +124,12 @@ def test_a_worker_tells_of_batches_in_its_log_and_metrics(
         assert (metric(worker.metrics(), "oldest_batch_seconds", table=Latch.__tablename__) or 0) > 0
         assert metric(worker.metrics(), "look_seconds_count", kind="look")
         eventually(lambda: metric(worker.metrics(), "look_seconds_count", kind="sweep"))
+        measured = [
+            lambda name=each.__tablename__: metric(worker.metrics(), "tasks_abandoned", queue=name)
+            for each in (Page, Note)
+        ]
+        eventually(lambda: all(each() is not None for each in measured))
+    assert len(counted) == 1, "the queues share their table of latches"
     told = {each.batch: each for each in caplog.records if hasattr(each, "batch")}
     assert {(key, each.levelname, each.getMessage()) for key, each in told.items()} == {
         ("good", "INFO", "the batch good has ended: 3 completed"),
