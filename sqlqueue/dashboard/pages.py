@@ -18,7 +18,6 @@ from .. import operations
 from .._support.texts import key_text
 from ..model.companions import latches_of, worker_table
 from ..operations import Bucket, ErrorGroup, Limit, Pause, QueueOverview, QueueStats, RecurringTask, WorkerInfo
-from ..operations.flows import unfinished_batches
 from ..operations.paging import SCAN, key_of, page
 from ..operations.reactivating import RUN_NOW
 from ..queue.options import Status
@@ -326,4 +325,4 @@ def _overview(session: Session, spec: QueueSpec) -> QueueOverview:
 
 
 def _unfinished_batches(session: Session, spec: QueueSpec) -> tuple[int, timedelta | None]:
-    return unfinished_batches(session, spec.entity)
+    return operations.unfinished_batches(session, spec.entity)

@@ -16,6 +16,7 @@ from .flows import (
     member_of,
     predecessors,
     progress,
+    unfinished_batches,
 )
 from .graphs import Around, FlowEdge, FlowNode, Graph, around, graph
 from .history import (
