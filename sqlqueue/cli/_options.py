@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError
 from .._support.texts import error_text
-from ..diagnostics.check import specs_of
+from ..model.declaration import specs_of
 from ..operations import filtering
 from ..operations.filtering import column
 from ..queue.options import Status

@@ -10,8 +10,8 @@ import typer
 from sqlalchemy import Connection
 
 from ..diagnostics.check import check as find
-from ..diagnostics.check import specs_of
 from ..dialects import adapter_for
+from ..model.declaration import specs_of
 from ..queue.spec import Finding, Severity
 from ._database import connect, refusals
 from ._options import Target, Url, load

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
 from .._support.errors import ArgumentError
-from ..diagnostics.check import specs_of
+from ..model.declaration import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
 from ..worker import (
     LARGEST_PORT,

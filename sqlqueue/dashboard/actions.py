@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from .. import operations
 from .._support.errors import ArgumentError
 from .._support.texts import key_text, logger_of, readable
-from ..diagnostics.check import Target
+from ..model.declaration import Target
 from ..operations import WorkerInfo, WorkerState
 from ..operations.filtering import column, value
 from ..operations.paging import SCAN, Damaged, find_all

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from .._support.errors import SQLQueueError
 from .._support.texts import logger_of
-from ..diagnostics.check import Target, specs_of
+from ..model.declaration import Target, specs_of
 from . import access, actions, flows, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
 from .data import SessionRunner

@@ -20,8 +20,8 @@ from starlette.responses import HTMLResponse, Response
 
 from .._support.errors import ArgumentError, ConfigurationError
 from .._support.texts import key_text, logger_of
-from ..diagnostics.check import Target, specs_of
 from ..dialects import adapter_for
+from ..model.declaration import Target, specs_of
 from ..operations import Batch, FlowNode
 from ..queue.spec import QueueSpec, spec_of
 from .access import Action, Exposure, Viewer

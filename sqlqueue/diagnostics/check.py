@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection, MetaData, Select, Subquery, and_, func, inspect, literal, literal_column, select
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
-from .._support.errors import ArgumentError, SchemaMismatchError, UnsupportedDialectError
+from .._support.errors import SchemaMismatchError, UnsupportedDialectError
 from .._support.texts import UNREADABLE, key_text
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.connections import AUTOCOMMIT, READ_COMMITTED
 from ..model.companions import WorkerState, worker_state, worker_table
-from ..model.declaration import queues
+from ..model.declaration import Target, specs_of
 from ..queue.options import FINAL, Status
 from ..queue.schedules import is_known_here, unknown_here
 from ..queue.spec import MIGRATE, Criterion, Finding, QueueSpec, Severity, spec_of
@@ -219,9 +219,6 @@ def _has(connection: Connection, rows: Subquery, criterion: Criterion) -> bool:
 
 # -- checks whether a live database can run the queues, for deployments, starting workers and operators ---------------
 
-Target: TypeAlias = Any
-"""A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""
-
 
 def check(connection: Connection, target: Target) -> Sequence[Finding]:
     """Return the problems of the queues of ``target`` in this database, with this account; empty if there are none.
@@ -282,25 +279,6 @@ def _refuse(found: Sequence[Finding]) -> None:
             f"the schema does not match the models: {'; '.join(differences)}. To fix it, {MIGRATE}",
             differences=differences,
         )
-
-
-def specs_of(target: Target) -> list[QueueSpec]:
-    """Return the queues of ``target``, one for each table.  Raises :class:`.ArgumentError` if there is none."""
-    if isinstance(target, type) and "__mapper__" in target.__dict__:
-        return [spec_of(target)]
-    metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
-    if not isinstance(metadata, MetaData):
-        kind = type(target).__name__
-        raise ArgumentError(f"this object ({kind}) is not a queue model, a declarative base or a MetaData")
-    by_table: dict[Any, QueueSpec] = {}
-    for spec in queues(metadata):  # subclasses come after the class whose table they share
-        by_table.setdefault(spec.table, spec)
-    if not by_table:
-        raise ArgumentError(
-            f"there is no queue in {getattr(target, '__name__', target)}: derive a model from sqlqueue.QueueMixin, and"
-            " import its module before this call"
-        )
-    return list(by_table.values())
 
 
 def _with_slots(specs: Sequence[QueueSpec]) -> list[QueueSpec]:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError, SQLQueueError, SQLQueueWarning, UnsupportedIsolationError
 from .._support.private import configured_level
-from .._support.processes import is_local
+from .._support.sockets import is_local
 from ..queue.spec import Finding, QueueSpec, Severity
 from .naming import Product
 

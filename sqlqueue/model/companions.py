@@ -12,7 +12,6 @@ from sqlalchemy.orm import Mapped, Mapper
 from sqlalchemy.sql.elements import conv
 
 from .._support.errors import ConfigurationError
-from .._support.processes import LONGEST_BIRTH
 from .._support.texts import LONGEST_GROUP
 from ..dialects import error_type, json_type, key_type, long_text_type, serial_type, text_type, timestamp_type
 from ..queue.options import HistoryOptions, LatchOptions
@@ -342,6 +341,8 @@ _LONGEST_ID = 32
 _LONGEST_COMMAND = 16
 
 
+_LONGEST_BIRTH = 64
+"""The maximum length of the text that tells a process from all others."""
 EVERY = timedelta(seconds=10)
 """The time between two reports of a worker."""
 LIVE = timedelta(seconds=35)
@@ -373,7 +374,7 @@ def _worker_columns() -> dict[str, dict[str, Any]]:
         "name": {"type_": text_type(LONGEST_NAME), **required},
         "host": {"type_": text_type(LONGEST_NAME), **required},
         "process": {"type_": Integer(), **required},
-        "birth": {"type_": String(LONGEST_BIRTH), **optional},
+        "birth": {"type_": String(_LONGEST_BIRTH), **optional},
         "claimer": {"type_": Integer(), **required},
         "started_at": {"type_": timestamp_type(), **required},
         "seen_at": {"type_": timestamp_type(), **required},

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -37,7 +37,7 @@ from ..dialects import adapter_for, error_type, index_options, text_type, timest
 from ..lifecycle.kind import Check, ColumnMaker, Kind, KindIndex, kinds_in, kinds_of
 from ..queue.options import QueueOptions, Status
 from ..queue.schedules import parse
-from ..queue.spec import Criterion, QueueSpec
+from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..sql import aware, is_available, is_due, present, state, utcdefault, utcinsertion
 
 # -- the columns of every queue, by role, and the checks of their values ----------------------------------------------
@@ -539,11 +539,34 @@ class QueueMixin:
             make_spec(mapper, cls)
 
 
+Target: TypeAlias = Any
+"""A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""
+
+
 def queues(metadata: MetaData) -> list[QueueSpec]:
     """Return the queues whose tables are in ``metadata``, sorted by table; subclasses follow their base class."""
     found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
     specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
     return sorted(specs, key=lambda spec: spec.table.key)
+
+
+def specs_of(target: Target) -> list[QueueSpec]:
+    """Return the queues of ``target``, one for each table.  Raises :class:`.ArgumentError` if there is none."""
+    if isinstance(target, type) and "__mapper__" in target.__dict__:
+        return [spec_of(target)]
+    metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
+    if not isinstance(metadata, MetaData):
+        kind = type(target).__name__
+        raise ArgumentError(f"this object ({kind}) is not a queue model, a declarative base or a MetaData")
+    by_table: dict[Any, QueueSpec] = {}
+    for spec in queues(metadata):  # subclasses come after the class whose table they share
+        by_table.setdefault(spec.table, spec)
+    if not by_table:
+        raise ArgumentError(
+            f"there is no queue in {getattr(target, '__name__', target)}: derive a model from sqlqueue.QueueMixin, and"
+            " import its module before this call"
+        )
+    return list(by_table.values())
 
 
 def subclasses(cls: type[Any]) -> Iterator[type[Any]]:

@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 
 from .._support.checks import at_once, count
 from .._support.errors import ArgumentError, WorkerTokens
-from ..diagnostics.check import Target, specs_of
 from ..model.companions import LIVE, WorkerMixin, WorkerState, needed_companion, worker_state, worker_table
-from ..model.declaration import QueueMixin
+from ..model.declaration import QueueMixin, Target, specs_of
 from ..queue.spec import QueueSpec
 from ..sql import is_token_of_worker, utcnow
 from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of

@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 
 from .._support.checks import count, database_url, duration, parsed_url
 from .._support.errors import SQLQueueError
-from .._support.processes import Socket
+from .._support.sockets import Socket
 from .._support.texts import logger_of
 from ..dialects import adapter_for
 from ..dialects.base import Adapter

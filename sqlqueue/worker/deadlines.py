@@ -16,7 +16,7 @@ from typing import Any, Self
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
-from .._support.processes import Socket, keep_alive
+from .._support.sockets import Socket, keep_alive
 from ..dialects import adapter_for
 from ..dialects.connections import Connections, Undo
 from ..operations.recording import spoken

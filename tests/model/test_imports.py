@@ -1,14 +1,60 @@
-"""What ``import sqlqueue`` leaves out until it is used, so that processes that only enqueue do not carry a worker."""
+"""What importing the package loads: what a program does not use costs it nothing."""
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
-LEFT_OUT = {"alembic", "http", "prometheus_client", "rich", "sqlqueue.asyncio", "sqlqueue.cli", "sqlqueue.worker"}
+import pytest
+
+import sqlqueue
+
+_ENGINES = {"sqlqueue.dialects", *(f"sqlalchemy.dialects.{name}" for name in ("postgresql", "mysql", "sqlite"))}
+_NEVER = {
+    "alembic",
+    "multiprocessing",
+    "sqlqueue.alembic",
+    "sqlqueue.asyncio",
+    "sqlqueue.cli",
+    "sqlqueue.dashboard",
+    "sqlqueue.diagnostics.check",
+    "sqlqueue.evaluation",
+    "sqlqueue.outbox",
+    "sqlqueue.testing",
+    "sqlqueue.worker",
+    "typer",
+}
 
 
-def test_import_of_the_package() -> None:
-    program = "import sys, sqlqueue; print(*sys.modules); from sqlqueue import *; print(Worker, AsyncQueueSession)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    imported, used = ended.stdout.splitlines()
-    assert LEFT_OUT.isdisjoint(imported.split())
-    assert used == "<class 'sqlqueue.worker.worker.Worker'> <class 'sqlqueue.asyncio.AsyncQueueSession'>"
+@pytest.mark.parametrize(
+    ("statement", "unused"),
+    [
+        ("import sqlqueue", {"sqlqueue.model", "sqlqueue.operations"} | _ENGINES),
+        ("from sqlqueue import QueueMixin, QueueOptions, Every", {"sqlqueue.operations"}),
+        ("from sqlqueue import QueueMixin, QueueSession", set()),
+    ],
+)
+def test_unused_modules_are_not_loaded(statement: str, unused: set[str]) -> None:
+    before = "import sys, sqlalchemy.ext.asyncio; before = {*sys.modules}"
+    program = f"{before}; {statement}; print(*{{*sys.modules}} - before)"
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
+    loaded = {*output.stdout.split()}
+    assert "sqlqueue.queue.options" in loaded
+    assert not loaded & (unused | _NEVER)
+
+
+def test_names_are_what_type_checkers_see() -> None:
+    tree = ast.parse(Path(sqlqueue.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    seen = {
+        each.name: getattr(import_module(f"sqlqueue.{node.module}"), each.name)
+        for node in imports
+        for each in node.names
+        if each.name in sqlqueue.__all__
+    }
+    operations = import_module("sqlqueue.operations")
+    for name in sqlqueue.__all__:
+        assert getattr(sqlqueue, name) is (seen[name] if name in seen else getattr(operations, name))
+    assert {*sqlqueue.__all__} <= {*dir(sqlqueue)}
+    assert not hasattr(sqlqueue, "operation")

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlqueue._support.processes import Socket, keep_alive
+from sqlqueue._support.sockets import Socket, keep_alive
 from sqlqueue.cli._database import connect
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.deadlines import UNREACHABLE

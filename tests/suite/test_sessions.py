@@ -22,8 +22,8 @@ from tests.support.models import Base, Listing, Outgoing, QueuePause, Slot, Task
 
 OPERATIONS = {
     name: function
-    for name, function in vars(sqlqueue).items()
-    if name in sqlqueue.__all__ and inspect.isfunction(function) and "session" in inspect.signature(function).parameters
+    for name, function in ((name, getattr(sqlqueue, name)) for name in sqlqueue.__all__)
+    if inspect.isfunction(function) and "session" in inspect.signature(function).parameters
 }
 
 
