@@ -200,12 +200,23 @@ def is_taken(slots: QueueSpec, table: FromClause) -> Criterion:
     return and_(status == state(Status.RUNNING), until > utcnow())
 
 
+def is_excess(slots: QueueSpec, table: FromClause) -> Criterion:
+    """Return the criterion of retired slots that are held, and of places with more starts than they are worth now."""
+    return and_(is_taken(slots, table), table.c[slots["attempt"].name] > table.c[slots["max_attempts"].name])
+
+
 def is_draining(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Return the criterion of rows whose key runs more tasks than a lowered limit allows, in retired slots."""
-    other, key, number = slots.table.alias("other"), slots["slot_key"].name, slots["slot_number"].name
-    retired = and_(other.c[number] > _ZERO, ~is_usable(slots, other), is_taken(slots, other))
-    same = and_(other.c[key] == table.c[key], retired)
+    """Return the criterion of slots of keys that run more tasks than a lowered limit allows, and of places of keys with
+    more starts than a lowered rate allows."""
+    other, key = slots.table.alias("other"), slots["slot_key"].name
+    same = and_(other.c[key] == table.c[key], _are_alike(slots, table, other), is_excess(slots, other))
     return select(literal_column("1")).select_from(other).where(same).correlate(table).exists()
+
+
+def _are_alike(slots: QueueSpec, table: FromClause, other: FromClause) -> Criterion:
+    """Return whether two rows are both places, or neither is."""
+    one, two = is_place(slots, table), is_place(slots, other)
+    return or_(and_(one, two), ~or_(one, two))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +247,12 @@ def read_limits(
 
 
 def _limit_of(row: Sequence[Any]) -> Limit:
-    key, most, limit, running, period, starts, used, free, until = row
+    key, most, limit, running, period, starts, used, free, until, excess_until = row
     number, count = (None, None) if most == UNLIMITED else (limit, running)
     if period is None:
         return Limit(key, number, count)
-    return Limit(
-        key, number, count, Rate(int(starts), per=period * MILLISECOND), int(used or 0), None if free else until
-    )
+    next_start = excess_until or (None if free else until)
+    return Limit(key, number, count, Rate(int(starts), per=period * MILLISECOND), int(used or 0), next_start)
 
 
 def usage(slots: QueueSpec) -> Select[Any]:
@@ -260,6 +270,7 @@ def usage(slots: QueueSpec) -> Select[Any]:
         func.sum(case((and_(place, taken), slots["attempt"]))),
         func.count(case((and_(place, usable, ~busy), one))),
         func.min(case((and_(place, usable, busy), slots["available_at"]))),
+        func.max(case((and_(place, is_excess(slots, table)), slots["available_at"]))),
     ]
     return select(*columns).group_by(slots["slot_key"])
 
@@ -674,13 +685,11 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     """Return the keys of which no task may start: all slots are held, more tasks run than a lowered limit allows, or
     the rate is used up."""
     table, other, key = slots.table, slots.table.alias("other"), slots["slot_key"]
-    alike = or_(
-        and_(is_place(slots, table), is_place(slots, other)), ~or_(is_place(slots, table), is_place(slots, other))
-    )
-    free = and_(other.c[key.name] == key, alike, is_usable(slots, other), ~is_busy(slots, other))
+    alike = and_(other.c[key.name] == key, _are_alike(slots, table, other))
+    free = and_(alike, is_usable(slots, other), ~is_busy(slots, other))
     none = ~select(literal_column("1")).select_from(other).where(free).correlate(table).exists()
     retired = and_(~is_place(slots, table), ~is_usable(slots, table))
-    full = or_(retired, and_(is_usable(slots, table), none))
+    full = or_(retired, is_excess(slots, table), and_(is_usable(slots, table), none))
     return select(key).where(is_busy(slots, table), full).distinct()
 
 

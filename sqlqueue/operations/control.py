@@ -65,9 +65,9 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     stops the key, and ``None`` removes its limit.
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
-    which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
-    open transactions.  Raises :class:`.ArgumentError` in a session that sees only some of the tasks, because of its
-    criteria or row-level security.
+    which are those claimed first, have ended; those claimed while the key had no limit do not count.  Runs in the
+    session's transaction, and waits for claims of this key in open transactions.  Raises :class:`.ArgumentError` in a
+    session that sees only some of the tasks, because of its criteria or row-level security.
     """
     if limit is not None:
         checks.at_once("limit", limit, least=0)
@@ -94,7 +94,7 @@ def set_rate(session: AnySession, entity: type[QueueMixin], key: str, rate: Rate
     slots = rows.slots
     if rate is None:
         rows.write([0], (slots["period"], null()))
-        rows.resize([], sign=-1)
+        rows.resize([], sign=-1, retires=False)
         return
     period: ColumnElement[int] = literal_column(str(milliseconds(rate)))
     later = and_(slots["period"] != period, slots["available_at"] > utcnow())

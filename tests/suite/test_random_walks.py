@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Identity, or_, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sqlqueue import Claim, ClaimLostError, ConstantBackoff, LimitMixin, QueueOptions, claim_of
+from sqlqueue import Claim, ClaimLostError, ConstantBackoff, LimitMixin, QueueOptions, Rate, claim_of
+from sqlqueue.kinds.limits import PLACE, holder
 from sqlqueue.operations import turns
 from sqlqueue.queue.spec import spec_of
 from tests.support.harness import Actor, Database
@@ -22,6 +23,10 @@ from tests.support.rows import PAST, TOMORROW
 FINAL = ("completed", "cancelled", "discarded")
 KEYS = ("a", "b", "gold", "d", None)
 STEPS = 60
+SEEDS = (1, 5)
+HOUR = timedelta(hours=1)
+FAR = 1_000
+"""More tasks than a walk has."""
 
 
 class Delivery(LimitMixin, Base):
@@ -29,6 +34,15 @@ class Delivery(LimitMixin, Base):
 
     __tablename__ = "delivery"
     __queue__ = QueueOptions(fair="limit_key", slots=Slot, limit=2, retry=ConstantBackoff(timedelta(0)))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Parcel(LimitMixin, Base):
+    """A queue with rates."""
+
+    __tablename__ = "parcel"
+    __queue__ = QueueOptions(slots=Slot, rate=Rate(4, per=HOUR), retry=ConstantBackoff(timedelta(0)))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
@@ -43,7 +57,14 @@ class Walk:
         self.claims: dict[int, Claim] = {}
         """The claims that hold their tasks."""
         self.lost: list[Claim] = []
-        self.limits: defaultdict[str | None, int] = defaultdict(lambda: 2)
+        options = self.spec.options
+        first = FAR if options.first_limit is None else options.first_limit
+        self.limits: defaultdict[str | None, int] = defaultdict(lambda: first)
+        self.rates: defaultdict[str | None, int | None] = defaultdict(lambda: options.rate and options.rate.starts)
+        self.started: defaultdict[str | None, list[Claim]] = defaultdict(list)
+        """The claims that count for the rate of each key, in order."""
+        self.gives_back = True
+        """Whether a release gives back a start."""
         self.paused: set[str] = set()
         self.ends: Counter[int] = Counter()
         """How many tasks were inserted."""
@@ -66,10 +87,14 @@ class Walk:
         for key in KEYS:
             mine = {id: row for id, row in rows.items() if row[self.column.name] == key and key not in self.paused}
             open_ = [id for id, row in mine.items() if row["status"] not in FINAL]
-            free = [id for id in open_ if rows[id]["available_at"] <= now and id not in locked and id not in runs]
+            crashed = [id for id in open_ if rows[id]["status"] == "running" and not self.has_attempts(rows[id])]
+            free = [id for id in open_ if rows[id]["available_at"] <= now and not {id} & {*locked, *runs, *crashed}]
             if self.spec.sequence is None:
                 free.sort(key=lambda id: self.place(rows[id]))
                 room = self.limits[key] - sum(id in runs or id in locked for id in mine)
+                if (rate := self.rates[key]) is not None:
+                    room = min(room, rate - len(self.started[key]) - sum(id in locked for id in mine))
+                    room = 0 if self.excess(key) else room
                 found[key] = free if key is None or not self.spec.is_limited else free[: max(room, 0)]
             elif key is None:
                 found[key] = free
@@ -79,6 +104,10 @@ class Walk:
                 is_next = first in free and not any(id in runs or id in locked for id in mine)
                 found[key] = [first] if is_next and first < min(letters, default=first + 1) else []
         return found
+
+    @staticmethod
+    def has_attempts(row: Any) -> bool:
+        return bool(row["attempt"] < row["max_attempts"])
 
     @staticmethod
     def place(row: Any) -> tuple[Any, ...]:
@@ -120,8 +149,16 @@ class Walk:
                 session.rollback()
                 return
             session.commit()
+        self.hold(rows, claims)
+
+    def hold(self, rows: dict[int, Any], claims: dict[int, Claim]) -> None:
+        """Take committed claims into account."""
         self.lost += [self.claims[id] for id in claims if id in self.claims]
         self.claims |= claims
+        for id, claim in claims.items():
+            key = rows[id][self.column.name]
+            if self.rates[key] is not None:
+                self.started[key].append(claim)
 
     def claim_beside_an_open_claim(self) -> None:
         if self.db.case.one_writer:
@@ -137,8 +174,7 @@ class Walk:
                 session.rollback()
                 return None
             session.commit()
-        self.lost += [self.claims[id] for id in claims if id in self.claims]
-        self.claims |= claims
+        self.hold(rows, claims)
         return None
 
     def enqueue(self) -> None:
@@ -160,6 +196,9 @@ class Walk:
         more = {"fail": ("broken",), "discard": ("broken",), "snooze": (timedelta(hours=9),)}.get(way, ())
         getattr(self.db.committed, way)(claim, *more)
         del self.claims[id]
+        if way == "release" and self.gives_back:
+            for started in self.started.values():
+                started[:] = [each for each in started if each != claim]
 
     def operate(self) -> None:
         way, rows = self.chance.choice(("retry", "rerun", "cancel", "run_now", "run_now")), self.rows()
@@ -185,26 +224,66 @@ class Walk:
         ended = update(table).values(available_at=PAST).where(table.c.status == "running")
         self.db.execute(ended.where(self.column.is_(None) if key is None else self.column == key))
         if self.spec.is_limited and key is not None:
-            self.db.execute(update(Slot.__table__).values(available_at=PAST).where(Slot.slot_key == key))
+            self.db.execute(self.slots_of(key, Slot.slot_number > 0))
+
+    @staticmethod
+    def slots_of(key: str, *where: Any) -> Any:
+        """Return the UPDATE that lets the time of slots, or places, pass."""
+        return update(Slot.__table__).values(available_at=PAST).where(Slot.slot_key == key, *where)
 
     def pause(self) -> None:
         self.paused ^= {self.chance.choice(("a", "b", "gold"))}
 
+    def excess(self, key: str | None) -> list[Claim]:
+        """Return the oldest claims, which a lowered rate leaves no room for: as long as they count, none starts."""
+        read = select(Slot.claimed_by).where(Slot.slot_key == key, Slot.slot_number < 0, Slot.max_attempts == 0)
+        with self.db.engine.connect() as connection:
+            holders = set(connection.scalars(read))
+        return [each for each in self.started[key] if holder(each, PLACE) in holders]
+
+    def pass_time(self) -> None:
+        """Let the first starts of a key that count for its rate be as long ago as that they do not any more."""
+        key = self.chance.choice(KEYS)
+        if started := self.started[key]:
+            first = [each for each in started if each.token == started[0].token or not self.gives_back]
+            self.started[key] = [each for each in started if each not in first]
+            holders = [holder(each, PLACE) for each in first]
+            of_first = Slot.claimed_by.in_(holders) if self.gives_back else Slot.slot_number < 0
+            self.db.execute(self.slots_of(key, of_first))
+
+    def set_rate(self) -> None:
+        key = self.chance.choice(("a", "b"))
+        if self.spec.is_limited and self.gives_back:
+            self.rates[key] = self.chance.choice((None, 1, 2, 3, 4, 5, 6))
+            if self.rates[key] is None:
+                self.started[key].clear()
+            rate = self.rates[key] and Rate(self.rates[key], per=HOUR)
+            self.db.committed.set_rate(self.model, key, rate)
+
     def set_limit(self) -> None:
         key = self.chance.choice(("a", "b"))
         running = sum(row["status"] == "running" and row[self.column.name] == key for row in self.rows().values())
-        if self.spec.is_limited:
+        if self.spec.is_limited and (self.limits[key] != FAR or not running):  # no slots hold what runs without a limit
             self.limits[key] = self.chance.randrange(running, running + 3)
             self.db.committed.set_limit(self.model, key, self.limits[key])
 
 
-@pytest.mark.parametrize("seed", [1, 5])
-@pytest.mark.parametrize("model", [Crawl, Delivery, Transfer])
-def test_what_starts_is_what_may_start(sync_db: Database, model: Any, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "places"), [(Crawl, 100), (Delivery, 100), (Transfer, 100), (Parcel, 100), (Parcel, 2)]
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_starts_is_what_may_start(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch, model: Any, places: int, seed: int
+) -> None:
+    """With two places, those of the rate are worth two starts each."""
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", places)
     turns._rotations.clear()
     walk = Walk(sync_db, model, seed)
+    walk.gives_back = places > 2
     ways = [walk.claim] * 5 + [walk.enqueue] * 4 + [walk.settle] * 5
     ways += [walk.operate] * 5 + [walk.claim_beside_an_open_claim, walk.crash, walk.pause, walk.set_limit, walk.prune]
+    if walk.spec.is_limited:
+        ways += [walk.pass_time, walk.pass_time, walk.set_rate]
     for _ in range(STEPS):
         walk.chance.choice(ways)()
     walk.rows()

@@ -223,6 +223,29 @@ def test_a_rate_is_changed(db: Database) -> None:
     assert len(start(db)) == 6
 
 
+def test_a_lowered_rate_counts_what_it_leaves_no_place_for(db: Database) -> None:
+    fetches(db, *["a"] * 9)
+    claims = [start(db, 1) for _ in range(3)]
+    db.committed.set_rate(Fetching, "a", Rate(2, per=HOUR))
+    db.committed.release(claims[2])
+    assert start(db) == []  # two have started within the hour
+    assert limit_of(db).next_start is not None
+    assert db.committed.overview(Fetching).claimable == 0
+
+
+def test_a_lowered_rate_counts_what_places_have_started(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", 2)
+    db.committed.set_rate(Fetching, "a", Rate(6, per=HOUR))
+    fetches(db, *["a"] * 9)
+    assert len(start(db)) == 6
+    db.committed.set_rate(Fetching, "a", Rate(2, per=HOUR))
+    first = update(Slot).where(Slot.slot_number == -1).values(available_at=utcnow(timedelta(seconds=-1)))
+    db.execute(first)
+    assert start(db) == []  # three have started within the hour
+    wait_for_starts(db)
+    assert len(start(db)) == 2
+
+
 @locks_rows
 def test_a_rate_waits_for_claims_that_count(sync_db: Database) -> None:
     fetches(sync_db, *"aaaa")
