@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, case, func, literal_column, select
 from .._support import checks
 from .._support.texts import key_text
 from ..dialects.statements import LANES
-from ..kinds.limits import Limit, full_keys, read_limits, slots_of
+from ..kinds.limits import Limit, full_keys, is_place, read_limits, slots_of
 from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
 from ..queue.options import Rate, Status
@@ -121,10 +121,10 @@ def keys(session: AnySession, entity: type[QueueMixin], *, first: int = 100, aft
 
 def count_keys(session: AnySession, entity: type[QueueMixin]) -> dict[str, int]:
     """Return how many keys have waiting tasks, counted up to 1,000, how many are paused, and, in a queue with limits,
-    at how many as many tasks run as the limit allows."""
+    at how many as many tasks run as the limit allows, and how many have used up their rate."""
     view = View(session, entity)
     found = {"waiting": len(view.next_keys(EDGE, COUNTED)), "paused": len(view.paused())}
-    return found | ({"full": view.count_full()} if spec_of(entity).is_limited else {})
+    return found | (view.count_full() if spec_of(entity).is_limited else {})
 
 
 class View:
@@ -173,13 +173,17 @@ class View:
             found += following
         return found[1 : number + 1]
 
-    def count_full(self) -> int:
-        """Return at how many keys as many tasks run as the limit allows."""
+    def count_full(self) -> dict[str, int]:
+        """Return at how many keys as many tasks run as the limit allows, and how many have used up their rate."""
         slots = slots_of(self._spec)
-        full = full_keys(slots).subquery("full_keys")
-        return int(
-            self._adapter.rows.execute(self._session, slots, select(func.count()).select_from(full)).scalar_one()
-        )
+        one: ColumnElement[int] = literal_column("1")
+        is_rate = case((is_place(slots, slots.table), one), else_=literal_column("0")).label("is_rate")
+        full = full_keys(slots).add_columns(is_rate).subquery("full_keys")
+        used_up = func.count(case((full.c.is_rate == one, one)))
+        row: Any = self._adapter.rows.execute(
+            self._session, slots, select(func.count(), used_up).select_from(full)
+        ).one()
+        return {"full": row[0] - row[1], "used_up": row[1]}
 
     def paused(self) -> set[Any]:
         """Return the keys that are paused."""

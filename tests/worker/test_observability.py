@@ -30,7 +30,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import ArgumentError, Discard, Worker
+from sqlqueue import ArgumentError, Discard, Rate, Worker
 from sqlqueue._support.texts import error_group
 from sqlqueue.worker import Health
 from sqlqueue.worker import registration as maintenance
@@ -417,9 +417,13 @@ def test_metrics_of_a_worker(
 def test_keys_are_counted_by_their_states(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one by one: there can be any number of them."""
     monkeypatch.setattr(maintenance, "MEASURE_EVERY", timedelta(seconds=0.05))
-    sync_db.insert(Visit, [{"limit_key": key} for key in ("full", "full", "full", "paused", None)])
+    sync_db.insert(
+        Visit, [{"limit_key": key} for key in ("full", "full", "full", "paused", "used up", "used up", None)]
+    )
     with sync_db.begin() as session:
         session.claim_many(Visit, Visit.limit_key == "full", limit=2)
+        session.set_rate(Visit, "used up", Rate(1, per=timedelta(hours=1)))
+        session.claim(Visit, Visit.limit_key == "used up")
         session.pause(Visit)
         session.pause(Visit, key="paused")
     worker = workers.make()
@@ -431,7 +435,7 @@ def test_keys_are_counted_by_their_states(sync_db: Database, workers: Workers, m
         return metric(worker.metrics(), "keys", queue="visit", state=state)
 
     eventually(lambda: counted("waiting") is not None)
-    assert [counted(state) for state in ("waiting", "paused", "full")] == [2, 1, 1]
+    assert [counted(state) for state in ("waiting", "paused", "full", "used_up")] == [3, 1, 1, 1]
 
 
 def test_function_jobs_are_named_in_log_lines_spans_and_metrics(
