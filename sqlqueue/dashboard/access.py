@@ -140,6 +140,8 @@ class Action(StrEnum):
     """Resume it."""
     SET_LIMIT = "set-limit"
     """Change how many tasks of a key may run at once."""
+    SET_RATE = "set-rate"
+    """Change how many tasks of a key may start within a time."""
     RESCHEDULE = "reschedule"
     """Change the schedules of recurring tasks, and restart those that were stopped."""
     UNSCHEDULE = "unschedule"

@@ -22,9 +22,10 @@ from .._support.errors import ArgumentError
 from .._support.texts import key_text, logger_of, readable
 from ..model.declaration import Target
 from ..operations import WorkerInfo, WorkerState
-from ..operations.filtering import column, value
+from ..operations.filtering import age, column, value
 from ..operations.paging import SCAN, Damaged, find_all
 from ..operations.reactivating import EDITABLE, set_value
+from ..queue.options import Rate
 from ..queue.spec import Identity, QueueSpec
 from .access import ON_TASKS, ON_WORKERS, Action, Viewer
 from .rendering import told
@@ -120,12 +121,19 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
         case Action.SET_LIMIT:
             number = whole_number(what.text("limit"))
             return lambda session: operations.set_limit(session, entity, key, number)
+        case Action.SET_RATE:
+            starts, per = what.text("starts"), what.text("per")
+            return lambda session: operations.set_rate(session, entity, key, _rate(starts, per))
     where, schedule = what.criteria, what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")
     if what.action is Action.UNSCHEDULE:
         return lambda session: operations.unschedule(session, entity, *where)
     return lambda session: operations.reschedule(session, entity, *where, schedule=schedule)
+
+
+def _rate(starts: str, per: str) -> Rate | None:
+    return Rate(whole_number(starts), per=age(per)) if starts or per else None
 
 
 def _key_to_pause(what: RequestedAction) -> Any:
@@ -141,7 +149,7 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
     """Return the page to which an action redirects: never a URL from the request."""
     link, name = links_of(request), what.spec.name
     match what.action:
-        case Action.SET_LIMIT:
+        case Action.SET_LIMIT | Action.SET_RATE:
             return link("limits")
         case Action.RESCHEDULE | Action.UNSCHEDULE:
             return link("schedules")

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
-from sqlqueue import ArgumentError, AsyncQueueSession
+from sqlqueue import ArgumentError, AsyncQueueSession, Rate
 from sqlqueue._support.errors import WorkerTokens
 from sqlqueue._support.texts import error_group
 from sqlqueue.dashboard import Dashboard
@@ -199,17 +199,28 @@ def test_keys_are_shown_and_paused(app: TestClient, sessions: sessionmaker[Any])
 
 def test_set_a_limit_and_reschedule(app: TestClient, sessions: sessionmaker[Any]) -> None:
     app.post("/queue/crawl/set-limit", data={"limit_key": "a.org", "limit": "7"})
+    app.post("/queue/crawl/set-rate", data={"limit_key": "a.org", "starts": "100", "per": "1m"})
     app.post("/queue/digest/reschedule", data={"key": "1", "schedule": "PT5M"})
     with sessions() as session:
-        assert {each.key: each.limit for each in session.limits(Crawl)}["a.org"] == 7
+        found = {each.key: each for each in session.limits(Crawl)}["a.org"]
+        assert (found.limit, found.rate) == (7, Rate(100, per=timedelta(minutes=1)))
         assert [task.schedule for task in session.find(Digest)] == ["PT5M", "PT21600S"]
     for path, data in [
         ("/queue/crawl/set-limit", {"limit_key": "a.org", "limit": "x"}),
+        ("/queue/crawl/set-rate", {"limit_key": "a.org", "starts": "x", "per": "1m"}),
+        ("/queue/crawl/set-rate", {"limit_key": "a.org", "starts": "0", "per": "1m"}),
+        ("/queue/crawl/set-rate", {"limit_key": "a.org", "starts": "3", "per": "soon"}),
+        ("/queue/crawl/set-rate", {"limit_key": "a.org", "starts": "3"}),
         ("/queue/digest/reschedule", {"key": "1", "schedule": "soon"}),
         ("/queue/digest/reschedule", {"schedule": "PT5M"}),
         ("/queue/email/reschedule", {"key": "1", "schedule": "PT5M"}),
     ]:
         assert app.post(path, data=data).status_code == 400
+    for page in ("/limits", "/queue/crawl"):
+        assert "starts=100&amp;per=1m" in app.get(page).text
+    app.post("/queue/crawl/set-rate", data={"limit_key": "a.org", "starts": "", "per": ""})
+    with sessions() as session:
+        assert {each.key: each.rate for each in session.limits(Crawl)}["a.org"] is None
 
 
 def told(sessions: sessionmaker[Any]) -> dict[str, tuple[str | None, int | None]]:
