@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +43,8 @@ __all__ = ["flow"]
 
 ROUNDS = int(os.environ.get("SQLQUEUE_TEST_ROUNDS", "5"))
 """How often two transactions meet at a barrier; raise it after changes of locks."""
+MEMBERS = int(os.environ.get("SQLQUEUE_TEST_KILLED_MEMBERS", "200"))
+"""The number of tasks that processes settle which are killed meanwhile."""
 
 
 def ends(db: Database, *models: Any) -> dict[str, str]:
@@ -78,6 +83,13 @@ def until_success(db: Database, change: Callable[[], Any], session: Any) -> None
                 raise
         else:
             return
+
+
+def at_once(*actions: Callable[[threading.Barrier], Any]) -> list[Any]:
+    """Call these in threads, with a barrier at which they meet; return their results."""
+    barrier = threading.Barrier(len(actions), timeout=60)
+    with ThreadPoolExecutor(len(actions)) as threads:
+        return [each.result() for each in [threads.submit(action, barrier) for action in actions]]
 
 
 def opens(session: Any, *keys: str) -> int:
@@ -187,35 +199,78 @@ LEVELS = {
 }
 
 
-@pytest.mark.sync_only
-def test_two_last_members_that_end_at_once(flow: Database) -> None:
-    """Each transaction looks only after its commit, as workers do."""
+def rounds(flow: Database) -> Iterator[tuple[Database, str]]:
+    """Yield a database at each isolation level, and a key, some times; delete all rows in between."""
     for level in LEVELS.get(flow.case.name, ("SERIALIZABLE",)):
         engine = flow.variant(isolation_level=level)
         for number in range(ROUNDS):
-            key = f"{level} {number}"
-            with flow.begin() as session, session.batch(key) as batch:
-                batch.add(Page, [{"name": "a"}, {"name": "b"}])
-                batch.then(Note(name=key))
-            barrier, opened = threading.Barrier(2), list[int]()
-
-            def end(barrier: threading.Barrier = barrier, opened: list[int] = opened, db: Database = engine) -> None:
-                with db.session() as session:
-                    task = session.claim(Page)
-                    session.commit()
-                    barrier.wait(30)
-                    until_success(db, lambda: session.complete(claim_of(task)), session)
-                opened.append(flow.committed.advance(Page))
-
-            threads = [threading.Thread(target=end) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert sum(opened) == 1, (level, number)
-            assert ends(flow, Note) == {key: "available"}
+            yield engine, f"{level} {number}"
             for model in (Note, Page, Latch):
                 flow.execute(delete(model))
+
+
+@pytest.mark.sync_only
+def test_two_last_members_that_end_at_once(flow: Database) -> None:
+    """Each transaction looks only after its commit, as workers do."""
+    for db, key in rounds(flow):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page, [{"name": "a"}, {"name": "b"}])
+            batch.then(Note(name=key))
+
+        def end(barrier: threading.Barrier, db: Database = db) -> int:
+            with db.session() as session:
+                task = session.claim(Page)
+                session.commit()
+                barrier.wait()
+                until_success(db, lambda: session.complete(claim_of(task)), session)
+            return flow.committed.advance(Page)
+
+        assert sum(at_once(end, end)) == 1, key
+        assert ends(flow, Note) == {key: "available"}
+
+
+@pytest.mark.sync_only
+def test_what_is_added_while_the_last_member_ends_is_counted_and_released_once(flow: Database) -> None:
+    """One adds a member, one a successor of the last member; the one that ends this looks after its commit."""
+    added_in_time = 0
+    for db, key in rounds(flow):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page(name="last"))
+            batch.then(Note(name="end"))
+
+        def end(barrier: threading.Barrier, db: Database = db) -> list[str]:
+            with db.session() as session:
+                task = session.claim(Page)
+                session.commit()
+                barrier.wait()
+                until_success(db, lambda: session.complete(claim_of(task)), session)
+            return work(flow)
+
+        def add(barrier: threading.Barrier, db: Database = db, key: str = key) -> bool:
+            barrier.wait()
+            time.sleep(random.random() * 0.03)
+            with db.session() as session:
+                try:
+                    until_success(db, lambda: session.enqueue(Page(name="more"), into=key), session)
+                except BatchClosedError:
+                    return False
+            return True
+
+        def follow(barrier: threading.Barrier, db: Database = db) -> None:
+            barrier.wait()
+            with db.session() as session:
+
+                def enqueue() -> None:
+                    session.enqueue(Note(name="next"), after=session.scalar(select(Page).where(Page.name == "last")))
+
+                until_success(db, enqueue, session)
+
+        ran, is_added, _ = at_once(end, add, follow)
+        ran += work(flow)
+        added_in_time += is_added
+        assert sorted(ran) == sorted(["end", "next", *(["more"] if is_added else [])]), (key, ran)
+        assert not is_added or ran.index("more") < ran.index("end"), "the batch has ended over a member"
+    print(f"\n{flow.case.name}: {added_in_time} members came in time")
 
 
 @pytest.mark.sync_only
@@ -492,7 +547,7 @@ def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Proc
     """Four processes settle members and look at latches; those that are about to commit are killed, now and then.
 
     Only those to be killed settle until four have been, so that the members last."""
-    number, killed = 200, Counter[str]()
+    number, killed = MEMBERS, Counter[str]()
     with flow.begin() as session, session.batch("import") as batch:
         batch.add(Page, [{"name": f"{n}"} for n in range(number)])
         for when in ("completed", "failed", "final"):
@@ -504,7 +559,7 @@ def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Proc
         if child.has_arrived:
             child.kill()
             killed[dies] += 1
-            another = dies if killed[dies] < 4 else "no more"
+            another = dies if killed[dies] < 4 + number // 1_000 else "no more"
             running[processes.spawn(children.run_flow, flow.url, another)] = another
     assert killed["settling"] >= 4
     with flow.begin() as session:
@@ -687,22 +742,19 @@ def test_events_open_once_before_or_after_tasks_wait_for_them(flow: Database) ->
 @pytest.mark.sync_only
 def test_a_waiter_that_comes_while_an_event_opens_is_not_forgotten(flow: Database) -> None:
     for number in range(ROUNDS):
-        key, barrier = f"event {number}", threading.Barrier(2)
+        key = f"event {number}"
 
-        def wait(key: str = key, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait(30)
+        def wait(barrier: threading.Barrier, key: str = key) -> None:
+            barrier.wait()
             flow.committed.enqueue(Note(name=key), after=key)
 
-        def open_it(key: str = key, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait(30)
-            flow.committed.open_event(Page, key)
+        def open_it(barrier: threading.Barrier, key: str = key) -> None:
+            barrier.wait()
+            with suppress(DBAPIError):  # it has lost the race for a new key
+                flow.committed.open_event(Page, key)
 
-        threads = [threading.Thread(target=target) for target in (wait, open_it)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        flow.committed.open_event(Page, key)  # if the other one lost the race for a new key
+        at_once(wait, open_it)
+        flow.committed.open_event(Page, key)
         assert ends(flow, Note)[key] == "available"
     if not flow.case.one_writer:
         flow.committed.enqueue(Note(name="first"), after="last event")
