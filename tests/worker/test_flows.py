@@ -8,9 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Identity, String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import CreateColumn
 
-from sqlqueue import Discard
+from sqlqueue import Discard, FlowMixin, LatchMixin, QueueMixin
 from sqlqueue.sql import utcnow
 from sqlqueue.worker import registration
 from tests.suite.test_flows import ends
@@ -136,3 +138,85 @@ def test_a_worker_tells_of_batches_in_its_log_and_metrics(
         ("bad", "ERROR", "the batch bad has ended: 1 completed, 1 discarded, 1 cancelled"),
     }
     assert told["bad"].discarded == 1
+
+
+class Before(DeclarativeBase):
+    pass
+
+
+class PageBefore(QueueMixin, Before):
+    """As a release maps it that was deployed before the mixin."""
+
+    __tablename__ = "rolled_page"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(50), default="")
+
+
+class After(DeclarativeBase):
+    pass
+
+
+class LatchAfter(LatchMixin, After):
+    __tablename__ = "rolled_latch"
+
+
+class PageAfter(FlowMixin, After):
+    __tablename__ = "rolled_page"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(50), default="")
+
+
+def migrate(db: Database) -> None:
+    """Do what Alembic does after the mixin has been added."""
+    table, before = PageAfter.__table__, PageBefore.__table__
+    with db.engine.begin() as connection:
+        for column in table.columns:
+            if column.name not in before.columns:
+                added = CreateColumn(column).compile(dialect=db.engine.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
+        for index in before.indexes:
+            index.drop(connection)
+        for index in table.indexes:
+            index.create(connection)
+    LatchAfter.__table__.create(db.engine)
+
+
+def test_workers_of_a_release_without_batches_beside_others_before_and_after_the_migration(
+    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either runs members and callbacks, and only the new one starts what waits: at its sweeps, as the old one says
+    nothing."""
+    monkeypatch.setattr("sqlqueue.worker.looking.SWEEP_SHARE", 1)
+    Before.metadata.create_all(sync_db.engine)
+    try:
+        ran: list[tuple[str, str]] = []
+        old = workers.serve(PageBefore, lambda page: ran.append((page.name, "old")), concurrency=2)
+        for number in range(20):
+            sync_db.committed.enqueue(PageBefore(name=f"before {number}"))
+        eventually(lambda: ran)
+        migrate(sync_db)
+        workers.serve(PageAfter, lambda page: ran.append((page.name, "new")), concurrency=2)
+        for number in range(3):
+            with sync_db.begin() as session, session.batch(f"import {number}") as batch:
+                first = batch.add(PageAfter, [{"name": f"{number} {name}"} for name in range(20)])
+                batch.add(
+                    PageAfter(name=f"{number} next"), after=batch.add(PageAfter(name=f"{number} last"), after=first)
+                )
+                batch.then(PageAfter(name=f"{number} end"))
+            sync_db.committed.enqueue(PageBefore(name=f"after {number}"))
+        eventually(lambda: len(ran) >= 20 + 3 * 24, within=240)
+        old.stop()
+        names = [name for name, _ in ran]
+        assert sorted(names) == sorted({*names})
+        for number in range(3):
+            order = [each for each in names if each.startswith(f"{number} ")]
+            assert order[-3:] == [f"{number} last", f"{number} next", f"{number} end"]
+            with sync_db.begin() as session:
+                progress = session.progress(PageAfter, f"import {number}")
+                assert (progress.completed, progress.total) == (22, 22)
+        assert {by for _, by in ran} == {"old", "new"}
+    finally:
+        workers.end_test()
+        After.metadata.drop_all(sync_db.engine)
