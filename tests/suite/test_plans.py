@@ -293,8 +293,16 @@ def look(session: Actor, _: Any) -> Any:
     assert session.run(ripe) == KEYS[:1]
 
 
+OF_BATCHES: Mapping[str, Call] = {
+    "progress": lambda session, _: session.progress(Page, KEYS[1]),
+    "graph": lambda session, _: session.graph(Page, KEYS[1]),
+    "batches": lambda session, _: session.batches(Page, limit=len(KEYS)),
+}
+"""They read the members that they count."""
+
+
 @pytest.mark.requires("statistics")
-def test_a_look_reads_no_members_but_those_that_it_searches_for(
+def test_a_look_reads_no_members_but_those_that_it_searches_for_nor_does_a_list_others(
     sync_flow: Database, counted: Callable[[Any], None]
 ) -> None:
     db, ended = sync_flow, {"status": "completed", "finished_at": PAST, "created_at": PAST}
@@ -309,18 +317,21 @@ def test_a_look_reads_no_members_but_those_that_it_searches_for(
             some = range(start, min(start + MANY, number))
             db.insert(Page, [{**rows[n % len(rows)], "reports_to": keys[n % len(keys)]} for n in some])
 
-    latches([*KEYS, *(others := [f"other {number}" for number in range(50)])])
+    latches(KEYS)
+    latches(others := [f"other {number}" for number in range(50)])
     members(KEYS[1:], [unfinished], len(KEYS) - 1)
     members(KEYS, [ended], READY)
     small = efforts(db, Page, {"look": look}, settles=False)
     members(KEYS, [ended], FEW)
+    small |= efforts(db, Page, OF_BATCHES, settles=False)
     members(others, [ended, unfinished, ended], MEMBERS)
-    assert growing(small, efforts(db, Page, {"look": look}, settles=False)) == {}, "with a planner that knows nothing"
+    calls = {"look": look, **OF_BATCHES}
+    assert growing(small, efforts(db, Page, calls, settles=False)) == {}, "with a planner that knows nothing"
     counted(Page)
     counted(Latch)
-    large = efforts(db, Page, {"look": look}, settles=False)
+    large = efforts(db, Page, calls, settles=False)
     assert growing(small, large) == {}, "with a planner that knows the tables"
-    print(f"\n{db.case.name}: a look at {len(KEYS)} latches read {small['look'].amount}, then {large['look'].amount}")
+    print(f"\n{db.case.name}, {len(KEYS)} latches:", {name: (small[name].amount, large[name].amount) for name in calls})
 
 
 @pytest.mark.requires("statistics")
