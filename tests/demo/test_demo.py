@@ -26,7 +26,7 @@ from sqlqueue.evaluation.demo.application import Base, File, Found, Receipt, rea
 from sqlqueue.evaluation.demo.run import Display, Tally, count, run, tables
 from sqlqueue.evaluation.support import EvaluationError, connect, sessions
 from tests.support.harness import Database
-from tests.support.processes import PROGRAM
+from tests.support.processes import PROGRAM, run_program
 
 LEASE = File.__queue__.lease
 
@@ -62,18 +62,13 @@ def silent() -> Display:
     return Display(Console(file=io.StringIO()), Console(file=io.StringIO()))
 
 
-def sqlqueue(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [*PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, timeout=100, check=False)
-
-
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_file_is_done_once_even_if_a_worker_is_killed(sync_db: Database, folder: Path) -> None:
     found = list(scan(folder))
     with tables(sync_db.url.render_as_string(hide_password=False), keep=False, drop=True) as engine:
-        tally = run(engine, folder, found, 3, silent())
+        tally = run(engine, folder, found, 2, silent())
         files = all_files(engine)
     assert (tally.files, tally.done, tally.lost, tally.twice, tally.failed) == (32, 32, 0, 0, 0)
     assert tally.taken_over >= 4  # those of the killed worker; on a busy machine another lease may expire
@@ -92,7 +87,7 @@ def all_files(engine: Engine) -> Sequence[File]:
 
 def test_the_command_prints_the_tally(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/kept.db"
-    ended = sqlqueue("demo", folder, "--workers", 2, "--url", url, "--keep")
+    ended = run_program(["sqlqueue", "demo", folder, "--workers", 2, "--url", url, "--keep"], tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [line.strip("│ ").split("│")[:2] for line in ended.stdout.splitlines() if "│" in line]
     numbers = {name.strip(): number.strip() for name, number in lines}
@@ -107,7 +102,8 @@ def test_the_command_prints_the_tally(folder: Path, tmp_path: Path) -> None:
 
 def test_a_temporary_database_leaves_nothing_behind(folder: Path) -> None:
     with TemporaryDirectory() as temporary:  # the test's own directory has too long a path for the sockets of processes
-        ended = sqlqueue("demo", folder, "--workers", 1, TMPDIR=temporary)
+        command, environment = [*PROGRAM, "demo", str(folder), "--workers", "1"], os.environ | {"TMPDIR": temporary}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert os.listdir(temporary) == []
 
@@ -265,17 +261,12 @@ def test_version() -> None:
     assert CliRunner().invoke(application(), ["--version"]).output.startswith("sqlqueue 0.")
 
 
-def test_without_the_extra_the_command_names_it() -> None:
-    hide = "import sys; sys.modules['typer'] = None; from sqlqueue.cli import main; main()"
-    ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
+def test_the_library_does_not_import_the_extra_and_the_command_names_it() -> None:
+    look = "import sys, sqlqueue, sqlqueue.cli; print({'rich', 'typer', 'click'} & set(sys.modules)); "
+    hide = "sys.modules['typer'] = None; sqlqueue.cli.main()"
+    ended = subprocess.run([sys.executable, "-c", look + hide], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "set()\n")
     assert ended.stderr.startswith("The sqlqueue command line needs an extra: pip install 'sqlalchemy-queue[cli]', the")
-
-
-def test_the_library_does_not_import_the_extra() -> None:
-    look = "import sys, sqlqueue, sqlqueue.cli; print({'rich', 'typer', 'click'} & set(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert ended.stdout == "set()\n"
 
 
 def test_the_tables_of_the_demo_have_names_of_their_own() -> None:

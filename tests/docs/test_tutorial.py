@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import PROJECT, files
-from tests.examples.running import run, running
+from tests.examples.running import run, running, work
 
 TUTORIAL = PROJECT / "docs" / "tutorial" / "first-queue.md"
 
@@ -31,13 +31,11 @@ def test_the_files_and_commands(tmp_path: Path) -> None:
         ran.append(" ".join([program, *arguments[:1]]))
         if program == "pip":
             continue
-        if program == "sqlqueue":
-            arguments[:0] = ["-c", "from sqlqueue.cli import main; main()"]
         if "work" not in arguments:
-            output = run(tmp_path, *arguments)
+            output = run(tmp_path, program, *arguments)
             assert output.splitlines() == lines if program == "python" else output
             continue
-        with running(tmp_path, *arguments, PYTHONUNBUFFERED="1") as worker:
+        with running(tmp_path, *work(arguments[1]), PYTHONUNBUFFERED="1") as worker:
             assert worker.stdout is not None
             missing = list(lines)
             while missing:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx2
 
+from tests.support.processes import run_program
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -25,16 +26,8 @@ def environment(**variables: str) -> Mapping[str, str]:
 
 
 def run(example: str | Path, *command: str, **variables: str) -> str:
-    """Run a Python command in the folder of the example to its end; return its output."""
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=EXAMPLES / example,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=STARTING,
-    )
+    """Run a command in the folder of the example to its end; return its output."""
+    ended = run_program(command, EXAMPLES / example, timeout=STARTING, **environment(**variables))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

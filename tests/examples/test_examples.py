@@ -91,7 +91,7 @@ def test_flask(tmp_path: Path) -> None:
     database, port = tmp_path / "app.db", free_port()
     url = {"DATABASE_URL": f"sqlite:///{database}"}
     flask = ("-m", "flask", "--app", "wsgi")
-    run("flask_app", *flask, "init-db", **url)
+    run("flask_app", "python", *flask, "init-db", **url)
     with (
         running("flask_app", *flask, "run", "--port", str(port), **url),
         served(port) as client,
@@ -110,9 +110,11 @@ def test_flask(tmp_path: Path) -> None:
 def test_django(tmp_path: Path) -> None:
     database, port = tmp_path / "shop.db", free_port()
     variables = {"DATABASE": str(database)}
-    run("django_alongside", "manage.py", "migrate", **variables)
-    assert "No changes detected" in run("django_alongside", "manage.py", "makemigrations", "--check", **variables)
-    run("django_alongside", "-m", "shop.queues", **variables)
+    run("django_alongside", "python", "manage.py", "migrate", **variables)
+    assert "No changes detected" in run(
+        "django_alongside", "python", "manage.py", "makemigrations", "--check", **variables
+    )
+    run("django_alongside", "python", "-m", "shop.queues", **variables)
     with (
         running("django_alongside", "-m", "uvicorn", "shop.asgi:application", "--port", str(port), **variables),
         served(port) as client,
@@ -136,10 +138,12 @@ def test_script(tmp_path: Path) -> None:
         (texts / f"{number}.txt").write_text("three more words", encoding="utf-8")
     (texts / "no text.txt").write_bytes(b"\xff\xfe")
     url = {"DATABASE_URL": f"sqlite:///{tmp_path}/words.db"}
-    said = run("script", "count_words.py", str(texts), **url).splitlines()
+    said = run("script", "python", "count_words.py", str(texts), **url).splitlines()
     assert said[0] == "30 words in 10 files, 0 files left"
     assert said[1].startswith("1 files could not be read: UnicodeDecodeError")
     (texts / "new.txt").write_text("two words", encoding="utf-8")
     (texts / "0.txt").unlink()  # it has been counted and is not read again
-    assert run("script", "count_words.py", str(texts), **url).startswith("32 words in 11 files, 0 files left\n")
+    assert run("script", "python", "count_words.py", str(texts), **url).startswith(
+        "32 words in 11 files, 0 files left\n"
+    )
     assert rows(tmp_path / "words.db", "SELECT max(attempt) FROM document") == [(1,)]

@@ -18,7 +18,7 @@ from sqlqueue.cli import application
 from sqlqueue.evaluation.prove.application import Base, Task
 from sqlqueue.evaluation.prove.run import Promise, Proof
 from tests.support.harness import Database
-from tests.support.processes import PROGRAM
+from tests.support.processes import PROGRAM, run_program
 from tests.support.workers import eventually
 
 BRIEFLY = ("--minutes", "0.02")
@@ -38,13 +38,6 @@ sql.come_due = lambda spec: tuple(each for number, each in enumerate(honest(spec
 """
 
 
-def prove(url: URL | str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
-    command = [*PROGRAM, "prove", "--url", text, *arguments]
-    environment = os.environ | variables
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
-
-
 def tables_of(url: URL) -> set[str]:
     engine = create_engine(url)
     found = set(inspect(engine).get_table_names()) & set(Base.metadata.tables)
@@ -53,8 +46,9 @@ def tables_of(url: URL) -> set[str]:
 
 
 @pytest.mark.timeout(PATIENCE)
-def test_all_guarantees_hold(sync_db: Database) -> None:
-    ended = prove(sync_db.url, *BRIEFLY, "--json")
+def test_all_guarantees_hold(sync_db: Database, tmp_path: Path) -> None:
+    url = sync_db.url.render_as_string(hide_password=False)
+    ended = run_program(["sqlqueue", "prove", "--url", url, *BRIEFLY, "--json"], tmp_path, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)
     assert report["ok"]
@@ -71,7 +65,9 @@ def mutated(tmp_path: Path) -> Any:
 
     def run(change: str) -> Mapping[str, Any]:
         (tmp_path / "sitecustomize.py").write_text(change)
-        ended = prove(f"sqlite:///{tmp_path}/proof.db", *BRIEFLY, "--json", PYTHONPATH=str(tmp_path))
+        command = [*PROGRAM, "prove", "--url", f"sqlite:///{tmp_path}/proof.db", *BRIEFLY, "--json"]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
         assert ended.returncode == 1, ended.stdout + ended.stderr
         report = json.loads(ended.stdout)
         assert not report["ok"]

@@ -1,15 +1,21 @@
-"""Child processes of a test: claimers that run concurrently, wait for a signal, or are killed in mid-transaction."""
+"""Child processes of a test: claimers that run concurrently, wait for a signal, or are killed in mid-transaction; and
+programs."""
 
 from __future__ import annotations
 
 import os
+import runpy
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from sqlqueue._support.processes import CONTEXT
+from sqlqueue.cli import main
 
 CONTEXT.set_forkserver_preload(
     ["pytest", "tests.suite.children", "tests.worker.children"]
@@ -114,3 +120,44 @@ def _main(connection: Connection, target: Callable[..., Any], args: tuple[Any, .
         connection.send(("returned", target(Gate(connection), *args)))
     except BaseException:
         connection.send(("failed", traceback.format_exc()))
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def run_program(
+    arguments: Sequence[object], directory: Path, *, timeout: float = 180, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `sqlqueue ...`, `python -m ...` or `python file ...` in the directory, in a process that has imported the
+    package already, and return how it ended and what it printed.
+
+    For programs that look at neither their process group nor what has been imported.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        files = [Path(place, name) for name in ("out", "err")]
+        words = [str(each) for each in arguments]
+        child = CONTEXT.Process(target=_run, args=(words, str(directory), environment, [*map(str, files)]))
+        child.start()
+        child.join(timeout)
+        if child.exitcode is None:
+            child.kill()
+            raise TimeoutError(f"{words} has not ended")
+        return subprocess.CompletedProcess(words, child.exitcode, *(file.read_text() for file in files))
+
+
+def _run(words: list[str], directory: str, environment: dict[str, str], files: list[str]) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(environment)
+    os.chdir(directory)
+    program, *rest = words
+    if program == "sqlqueue":
+        sys.argv = words
+        main()
+    sys.path.insert(0, directory)
+    if rest[0] == "-m":
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = rest
+        runpy.run_path(rest[0], run_name="__main__")
