@@ -22,8 +22,6 @@ from tests.support.models import Account, Attachment, Document, Mail, Order, Rem
 from tests.support.rows import DUE, FUTURE, PAST, analyze, clock, load, load_all, rows
 from tests.support.workers import seen
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 FINAL = ("completed", "cancelled", "discarded")
 OTHER_COLUMNS = ("priority", "max_attempts", "finished_at", "error", "created_at", "name", "number")
 
@@ -36,6 +34,7 @@ def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> lis
     return in_order(db.committed.claim_many(Task, *where, limit=limit, **arguments))
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize(
     ("arguments", "claimer", "lease"),
     [
@@ -102,6 +101,7 @@ def test_pending_instances_can_be_claimed(db: Database) -> None:
         assert session.claim(Task).name == "pending"
 
 
+@pytest.mark.asyncio_everywhere
 def test_which_rows_are_claimed(db: Database) -> None:
     due = {"available_at": PAST, "attempt": 1}
     claimable = [
@@ -132,6 +132,7 @@ def test_a_claim_returns_at_most_limit_tasks(db: Database) -> None:
     assert len(claimed(db, limit=99)) == 2
 
 
+@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("lease", ["default", None])
 def test_nothing_is_claimed_twice(db: Database, lease: Any) -> None:
     # SKIP LOCKED skips only rows that other transactions have locked
@@ -280,7 +281,6 @@ ORDERS: dict[str, tuple[Any, list[dict[str, Any]], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.every_engine
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lease", ["default", None])
 def test_claims_follow_the_order(db: Database, order: str, lease: Any) -> None:
@@ -316,7 +316,6 @@ def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ..
             session.rollback()
 
 
-@pytest.mark.every_engine
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 def test_a_criterion_keeps_the_order(db: Database, condition: str) -> None:
     given = [{**row, "id": n, "number": n % 3} for n, row in enumerate(rows(60, condition), start=1)]
@@ -328,6 +327,7 @@ def test_a_criterion_keeps_the_order(db: Database, condition: str) -> None:
 # -- consume() --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.asyncio_everywhere
 def test_a_consumed_task_is_completed(db: Database) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST}])
     with db.begin() as session:
@@ -359,6 +359,7 @@ def test_a_task_deleted_on_completion_is_returned_detached(db: Database) -> None
     assert [task.id for task in load_all(db, Spool)] == [3]
 
 
+@pytest.mark.asyncio_everywhere
 def test_a_rollback_undoes_a_consume(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     db.insert(Spool, [{"id": 1}])

@@ -17,8 +17,6 @@ from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.rows import load, load_all
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 
 class Stop(BaseException):
     """Stands in for KeyboardInterrupt, which an event loop would handle itself."""
@@ -34,6 +32,7 @@ def written(db: Database) -> list[int]:
         return list(session.scalars(select(Ledger.task_id).order_by(Ledger.task_id)))
 
 
+@pytest.mark.asyncio_everywhere
 def test_the_block_completes_its_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -91,6 +90,7 @@ def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.L
     assert "\nINFO" not in caplog.text
 
 
+@pytest.mark.asyncio_everywhere
 def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -122,6 +122,7 @@ def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None
     assert outcome(db) == ("retryable", "ValueError")
 
 
+@pytest.mark.asyncio_everywhere
 def test_claim_lost_error_propagates(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
@@ -152,6 +153,7 @@ def test_interrupts_are_not_recorded(sync_db: Database, interrupt: type[BaseExce
     assert outcome(sync_db) == ("running", None)
 
 
+@pytest.mark.asyncio_everywhere
 def test_cancellation_is_not_recorded(db: Database) -> None:
     if not db.is_async:
         pytest.skip("tasks are cancelled in event loops")

@@ -67,6 +67,7 @@ def is_over(tasks: list[Task]) -> bool:
     return is_endless or all(task.status in ("completed", "discarded") for task in tasks)
 
 
+@pytest.mark.one_engine
 def test_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
     log = crash(sync_db, "exit", "exited with status 7", 2)
     assert log.count("given up") == log.count("has died") == 1  # the others in child processes
