@@ -45,12 +45,12 @@ from .rendering import (
     for_queues,
     is_ours,
     literal,
+    looped,
     of_engines,
     only_on,
     op_prefix,
     render_default,
     sa_prefix,
-    shorter,
 )
 
 # -- adoption of existing rows when a table becomes a queue: the values of the new columns in these rows --------------
@@ -323,16 +323,12 @@ def _rejecting_others(context: AutogenContext) -> list[str]:
 def _on_rows(op: AddQueueColumnsOp) -> list[str]:
     if op.adoption is None:
         return []
-    status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
-    # names of the live database: as literals, since a line break would end the comment
-    if becomes == Status.AVAILABLE:
-        told = f"The existing rows of {op.table_name!r} become {becomes}: workers will claim all of them."
-    else:
-        told = (
-            f"The existing rows of {op.table_name!r} become {becomes}: no worker claims them. prune() keeps them, since"
-            f" finished_at is NULL. To make tasks of some, add an UPDATE that sets {status!r} to 'available' and"
-            f" {moment!r} to a past time."
-        )
+    becomes = op.adoption.becomes
+    what = (
+        "workers will claim all of them" if becomes == Status.AVAILABLE else "no worker claims them, prune() keeps them"
+    )
+    # the name of the live database as a literal, since a line break would end the comment
+    told = f"The existing rows of {op.table_name!r} become {becomes}: {what}."
     return [fill(told, WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)]
 
 
@@ -341,11 +337,7 @@ def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str
     engines = engines_of(context)
     default = initial_default if op.adoption is None else partial(op.adoption.default, engines=engines)
     first = [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in op.columns]
-    call = f"{op_prefix(context)}add_column("
-    direct = _rendered(context, [AddColumnOp(op.table_name, column, schema=op.schema) for column in first])
-    beginning, end = f"{call}{op.table_name!r}, ", f"{_in_schema(op.schema)})"
-    columns = "".join(f"    {line.removeprefix(beginning).removesuffix(end)},\n" for line in direct)
-    grouped = f"for column in (\n{columns}):\n    {beginning}column{end}"
+    adding = {each.name: _rendered(context, [AddColumnOp(op.table_name, each, schema=op.schema)])[0] for each in first}
     target = Table(op.table_name, MetaData(), schema=op.schema)
     changed = [
         alter_default(target, column, each.server_default)
@@ -357,7 +349,7 @@ def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str
         isinstance(each.server_default, SourceDefault) and each.server_default.source is _now for each in first
     )
     now = [_defining_now(context)] if is_dated else []
-    return [*now, *shorter(direct, [grouped]), *_render_defaults(context, setting)]
+    return [*now, *looped(adding), *_render_defaults(context, setting)]
 
 
 def _in_schema(schema: str | None) -> str:
@@ -440,20 +432,18 @@ def _ending(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
 
 @renderers.dispatch_for(DropQueueColumnsOp)
 def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
-    columns, table = reversed(op.addition.columns), op.addition.table_name
     options = {
         option: value
         for name in engines_of(context)
         for option, value in adapters()[name].inspection.dropping_defaults.items()
     }
     dropping = "".join(f", {option}={value!r}" for option, value in options.items())
-    lines = _ending(context, op.addition)
-    for has_default, some in groupby(columns, key=lambda each: bool(options) and each.server_default is not None):
-        names = tuple(column.name for column in some)
-        rest = f"{_in_schema(op.addition.schema)}{dropping if has_default else ''})"
-        call = f"{op_prefix(context)}drop_column({table!r}, "
-        lines += shorter([f"{call}{name!r}{rest}" for name in names], [f"for name in {names!r}:\n    {call}name{rest}"])
-    return lines
+    calls = {
+        column.name: f"{op_prefix(context)}drop_column({op.addition.table_name!r}, {column.name!r}"
+        f"{_in_schema(op.addition.schema)}{'' if column.server_default is None else dropping})"
+        for column in reversed(op.addition.columns)
+    }
+    return [*_ending(context, op.addition), *looped(calls)]
 
 
 def _rendered(context: AutogenContext, ops: Sequence[MigrateOperation]) -> list[str]:
@@ -477,10 +467,16 @@ def _render_creation(context: AutogenContext, op: CreateQueueTableOp) -> list[st
 
 @renderers.dispatch_for(QueueTableOps)
 def _render_table(context: AutogenContext, op: ModifyTableOps) -> list[str]:
-    ops = ModifyTableOps(op.table_name, [of_engines(context, each) for each in op.ops], schema=op.schema)
-    width = WIDTH - 4 if context.opts.get("render_as_batch") else WIDTH
+    ops = [of_engines(context, each) for each in op.ops]
     with for_queues(context):
-        return [folded(line, width) for line in render_op(context, ops)]
+        if context.opts.get("render_as_batch"):
+            lines = render_op(context, ModifyTableOps(op.table_name, ops, schema=op.schema))
+            return [folded(line, WIDTH - 4) for line in lines]
+        lines = []
+        for drops, some in groupby(ops, key=lambda each: isinstance(each, DropIndexOp)):
+            calls = [(str(getattr(each, "index_name", "")), line) for each in some for line in render_op(context, each)]
+            lines += looped(dict(calls)) if drops else [folded(line) for _, line in calls]
+        return lines
 
 
 @renderers.dispatch_for(ConcurrentIndexesOps)

@@ -198,6 +198,14 @@ def literal(text: str) -> str:
     return "\n        ".join(map(repr, wrap(text, 75, drop_whitespace=False, break_long_words=False)))
 
 
-def shorter(*forms: Sequence[str]) -> list[str]:
-    """Return the statements in the form that has fewer lines, with long lines broken."""
-    return min((list(map(folded, form)) for form in forms), key=lambda lines: "\n".join(lines).count("\n"))
+def looped(calls: Mapping[str, str]) -> list[str]:
+    """Return calls, each by the name in it, with long lines broken: those that differ only in the name as a loop, where
+    that has fewer lines."""
+    alike: dict[str, list[str]] = {}
+    for name, call in calls.items():
+        alike.setdefault(call.replace(repr(name), "name", 1), []).append(name)
+    lines: list[str] = []
+    for call, names in alike.items():
+        single, loop = [folded(calls[name]) for name in names], [folded(f"for name in {tuple(names)!r}:\n    {call}")]
+        lines += min(single, loop, key=lambda form: "\n".join(form).count("\n"))
+    return lines
