@@ -106,8 +106,9 @@ def _first(
 
     Without an ORDER BY that matches an index, planners scan the table from its beginning, where finished tasks are.
     """
-    if _names_group(spec, criterion):
-        return adapter.rows.keys(session, spec, _chosen(adapter, spec, criterion).limit(number))
+    chosen, is_of_group = _chosen(adapter, spec, criterion)
+    if is_of_group:
+        return adapter.rows.keys(session, spec, chosen.limit(number))
     ready = spec["status"] == state(Status.AVAILABLE)
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
         ((Status.AVAILABLE,), ready, [term.expression for term in spec.ready_order]),
@@ -117,22 +118,18 @@ def _first(
     found: list[Identity] = []
     for states, in_state, order in steps:
         if len(found) < number and not set(states).isdisjoint(among):
-            statement = select(*spec.primary_key).where(criterion, in_state).order_by(*order)
+            statement = chosen.where(in_state).order_by(*order)
             found += adapter.rows.keys(session, spec, statement.limit(number - len(found)))
     return found
 
 
-def _chosen(adapter: Adapter, spec: QueueSpec, criterion: Criterion) -> Select[Any]:
-    """Return the SELECT of the keys of rows that satisfy ``criterion``: of those of an error group, in the order of
-    their index."""
+def _chosen(adapter: Adapter, spec: QueueSpec, criterion: Criterion) -> tuple[Select[Any], bool]:
+    """Return the SELECT of the keys of rows that satisfy ``criterion``, and whether it is of an error group, in
+    the order of their index."""
     chosen = select(*spec.primary_key).where(criterion)
-    if not _names_group(spec, criterion):
-        return chosen
-    return adapter.rows.prefer_index(spec, spec.index_name("errors"), chosen.order_by(*spec.primary_key))
-
-
-def _names_group(spec: QueueSpec, criterion: Criterion) -> bool:
-    return fixes(conjuncts([criterion]), spec["error_group"])
+    if not fixes(conjuncts([criterion]), spec["error_group"]):
+        return chosen, False
+    return adapter.rows.prefer_index(spec, spec.index_name("errors"), chosen.order_by(*spec.primary_key)), True
 
 
 def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
@@ -178,7 +175,8 @@ def in_batches(
     while True:
         adapter = open_(session, spec, Access.CHANGE)
         most = PAGE + len(kept)  # rows that stay as they are would otherwise hide those behind them
-        found = adapter.rows.keys(session, spec, _chosen(adapter, spec, criterion).limit(most))
+        chosen, _ = _chosen(adapter, spec, criterion)
+        found = adapter.rows.keys(session, spec, chosen.limit(most))
         session.commit()
         keys = [key for key in found if key not in tried]
         size = min(size, adapter.rows.most(spec))

@@ -29,6 +29,7 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.checks import count
 from .._support.texts import UNREADABLE, error_text
+from ..dialects import index_options
 from ..dialects.base import Adapter
 from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
@@ -350,14 +351,18 @@ def _is_same(places: Sequence[Ordering], order: Sequence[Ordering]) -> bool:
 
 def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
     """Return whether an index begins with ``finished_at`` and contains final tasks."""
-    partial = set[str]()
-    if adapter.inspection.partial_index is not None:
-        partial = {spec.index_name(name) for name in ("due", "order", "unkeyed")}  # these contain unfinished tasks
-    return any(
-        next(iter(index.columns), None) is spec["finished_at"]
-        for index in spec.table.indexes
-        if index.name not in partial
-    )
+    option = adapter.inspection.predicate_option
+    beginning = [index for index in spec.table.indexes if next(iter(index.columns), None) is spec["finished_at"]]
+    if option is None:
+        return bool(beginning)
+    conditions = (index.dialect_kwargs.get(option) for index in beginning)
+    return any(each is None or str(each) == str(_of_finished(spec)[option]) for each in conditions)
+
+
+@cache
+def _of_finished(spec: QueueSpec) -> Mapping[str, Any]:
+    """Return the options of an index that has all finished tasks."""
+    return index_options(spec["finished_at"].is_not(None))
 
 
 def _last_first(spec: QueueSpec) -> Order:

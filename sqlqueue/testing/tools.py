@@ -26,7 +26,7 @@ from ..operations.paging import Damaged, find_all
 from ..queue.options import Status
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..sql import NEVER, clock_ahead, only, state, utcnow
-from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, session_of
+from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, running, session_of
 from ..worker import (
     AsyncSteps,
     Handler,
@@ -35,7 +35,6 @@ from ..worker import (
     Steps,
     Worker,
     call_handler,
-    current,
     is_signal,
     outcome_of,
     outcomes_in,
@@ -379,7 +378,7 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
     steps = Steps(jobs[0], partial(_in_savepoint, session, handed))
     if handler.takes_steps:
         arguments = [AsyncSteps(steps) if handler.is_coroutine else steps, argument]
-    token = current.set(jobs[0]) if handler.chunk is None else None
+    token = running.set(jobs[0]) if handler.chunk is None else None
     try:
         if handler.is_coroutine and not is_async:
             from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
@@ -390,7 +389,7 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
         return result
     finally:
         if token is not None:
-            current.reset(token)
+            running.reset(token)
 
 
 def _in_savepoint(

@@ -21,7 +21,6 @@ from .jobs import (
     OutcomeKind,
     Retry,
     Snooze,
-    current,
     current_job,
     is_signal,
     outcome_of,

@@ -34,11 +34,11 @@ from ..model.companions import history_of
 from ..operations.recording import stored_traceback
 from ..operations.upkeep import Crash, Started
 from ..queue.retries import DEFAULT_RETRY, delay_after
-from ..transaction import FIRST, carry, is_unsettled, may_have_written
+from ..transaction import FIRST, carry, is_unsettled, may_have_written, running
 from .database import Database
 from .deadlines import Deadline, NoResponse, transaction_limit
 from .handlers import Handler
-from .jobs import RETURNS, Ended, Job, Outcome, completed, current, outcome_of, write_reports
+from .jobs import RETURNS, Ended, Job, Outcome, completed, outcome_of, write_reports
 from .reports import Reports
 from .steps import AsyncSteps, Steps
 from .threads import in_task, soon
@@ -258,7 +258,7 @@ class Executor:
     def calling(self, job: Job) -> Iterator[None]:
         """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
         slot = self._started.begin(job) if self._started.is_recorded else None
-        token = current.set(job)
+        token = running.set(job)
         if self.handler.is_coroutine:
             job.coroutine = asyncio.current_task()
         job.begin()
@@ -267,7 +267,7 @@ class Executor:
                 yield
         finally:
             job.end()
-            current.reset(token)
+            running.reset(token)
             if slot is not None:
                 self._started.end(slot)
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -148,8 +147,6 @@ def _short(text: str) -> str:
 
 
 # -- jobs: claimed tasks that a worker holds --------------------------------------------------------------------------
-
-current: ContextVar[Job] = running
 
 RETURNS = 10
 """The maximum number of times in a row that a task is returned without counting the attempt."""
@@ -309,7 +306,7 @@ def current_job() -> Job:
 
     A long-running handler in a thread should check ``current_job().is_lost``: nothing can stop it from outside.
     """
-    job = current.get(None)
+    job: Job | None = running.get(None)
     if job is None:
         raise LookupError("current_job() is called outside of a handler: only a task that a worker runs has a job")
     return job

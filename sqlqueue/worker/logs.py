@@ -10,7 +10,7 @@ from typing import Any
 
 from .._support.texts import ALL_FRAMES, readable
 from ..operations.recording import task_facts
-from .jobs import current
+from ..transaction import running
 
 # -- the task of the calling handler ----------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ def log_fields() -> dict[str, Any]:
     (otherwise ``None``), ``attempt`` the number of the attempt, as in its row, and ``worker`` the name of the worker.
     Sends nothing to the database.
     """
-    job = current.get(None)
+    job = running.get(None)
     return {} if job is None else task_facts(job.claim, job.function)
 
 
@@ -39,7 +39,7 @@ class TaskLogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the attributes; return true."""
-        job, known = current.get(None), vars(record)
+        job, known = running.get(None), vars(record)
         told = "" if job is None or "key" in known else str(job)  # the library's own messages name their task
         known.update({name: value for name, value in {"task": told, **log_fields()}.items() if name not in known})
         return True
