@@ -27,9 +27,9 @@ from ..diagnostics.drift import WrongDefault, WrongIndex, constant, drift, queue
 from ..dialects import adapter_for
 from ..dialects.inspection import LiveIndex
 from ..lifecycle.kind import Kind
-from ..model.declaration import queues
+from ..model.declaration import COLUMNS, queues
 from ..queue.options import Status
-from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
+from ..queue.spec import QueueSpec, index_name
 from ..sql import WrappedType
 from .operations import (
     OURS,
@@ -68,7 +68,7 @@ def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) 
         if old is not None:
             found[old] = spec[role].name
             del dropped[old]
-        elif role in QUEUE_ROLES:
+        elif role in COLUMNS:
             raise _unknown(op, spec, role)
     return found
 
@@ -156,7 +156,7 @@ def _ending(spec: QueueSpec, columns: Sequence[Column[Any]]) -> Mapping[str, str
 
 def _roles() -> set[str]:
     """Return the columns that a queue of some kind has, by the names that they have unless the model renames them."""
-    return {*QUEUE_ROLES, *(role for kind in Kind.known for role in kind.columns)}
+    return {*COLUMNS, *(role for kind in Kind.known for role in kind.columns)}
 
 
 def _changes_default(op: AlterColumnOp) -> bool:
@@ -169,7 +169,7 @@ def was_queue(op: ModifyTableOps) -> bool:
     """Return whether ``op`` drops the indexes of a queue, and at least as many columns as every queue has."""
     dropped = {each.column_name for each in op.ops if isinstance(each, DropColumnOp)}
     leading = [names[0] for names in _index_columns(op)]
-    return len(leading) == len(_KINDS) and dropped.issuperset(leading) and len(dropped) >= len(QUEUE_ROLES)
+    return len(leading) == len(_KINDS) and dropped.issuperset(leading) and len(dropped) >= len(COLUMNS)
 
 
 def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[MigrateOperation]:

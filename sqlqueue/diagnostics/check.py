@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Select, Subquery, and_, func, inspect, literal, literal_column, select
+from sqlalchemy import Connection, MetaData, Select, Subquery, and_, func, literal, literal_column, select
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
@@ -26,6 +27,7 @@ from .drift import (
     MissingColumn,
     WrongDefault,
     WrongIndex,
+    columns_of,
     drift,
     fix_of_index,
     helpful_indexes,
@@ -49,7 +51,7 @@ def live_handlers(connection: Connection, metadata: MetaData) -> Sequence[Mappin
     See :func:`.of_companions` for their table itself.
     """
     table = worker_table(metadata)
-    if table is None or not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
+    if table is None or not columns_of(connection, table):
         return None
     seen = select(utcnow().label("now"), table.c.seen_at, table.c.stalled_at, table.c.handlers)
     return [
@@ -260,7 +262,9 @@ def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
     with _left_as_found(connection):
         adapter_for(connection.dialect).inspection.verify(connection)
         every = _with_slots(specs)
-        found = [finding for spec in every for finding in _of_schema(connection, spec, _columns(connection, spec))]
+        found = [
+            finding for spec in every for finding in _of_schema(connection, spec, columns_of(connection, spec.table))
+        ]
     _refuse(found)
 
 
@@ -302,19 +306,13 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
     try:
         adapter.inspection.verify(connection)
     except UnsupportedDialectError as error:
-        message, fix = str(error), f"use {error.needed}"
-        yield Finding(severity=Severity.ERROR, code="unsupported-version", message=message, fix=fix)
+        yield Finding.of(None, Severity.ERROR, "unsupported-version", str(error), f"use {error.needed}")
         return
-    of_server = [
-        *_of_isolation(connection, adapter),
-        *_if_allowed(
-            connection, None, "the state of the server", lambda: adapter.inspection.server_findings(connection)
-        ),
-        *_if_allowed(
-            connection, None, "the limits of the server", lambda: adapter.connections.network_findings(connection)
-        ),
-        *_of_driver(connection, adapter),
-    ]
+    of_server = [*_of_isolation(connection, adapter)]
+    parts = {"state": adapter.inspection.server_findings, "limits": adapter.connections.network_findings}
+    for subject, find in parts.items():
+        of_server += _if_allowed(connection, None, f"the {subject} of the server", partial(find, connection))
+    of_server += _of_driver(connection, adapter)
     yield from of_server
     for spec in specs:
         found = list(_of_queue(connection, adapter, spec))
@@ -342,15 +340,10 @@ def _if_allowed(
     except DBAPIError as error:
         if not adapter.connections.is_denied(error):
             raise
-        of, table = ("", None) if spec is None else (f" of {spec.table.fullname}", spec.table.fullname)
-        yield Finding(
-            severity=Severity.NOTE,
-            code="not-checked",
-            message=f"{subject}{of} could not be checked: this account may not ask for it ({error.orig})",
-            fix="nothing, or run the check with an account that may",
-            model=None if spec is None else spec.entity,
-            table=table,
-        )
+        of = "" if spec is None else f" of {spec.table.fullname}"
+        message = f"{subject}{of} could not be checked: this account may not ask for it ({error.orig})"
+        fix = "nothing, or run the check with an account that may"
+        yield Finding.of(spec, Severity.NOTE, "not-checked", message, fix)
     else:
         yield from found
 
@@ -364,42 +357,37 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
         severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
         severity, outcome = Severity.ERROR, "is rejected, and every other statement is committed separately"
-    yield Finding(
-        severity=severity,
-        code="isolation-level",
-        message=f"sessions use {level}: a claim that is not the first statement of its transaction {outcome}",
-        fix=f"create_engine(..., isolation_level={READ_COMMITTED!r})",
+    message = f"sessions use {level}: a claim that is not the first statement of its transaction {outcome}"
+    yield Finding.of(
+        None, severity, "isolation-level", message, f"create_engine(..., isolation_level={READ_COMMITTED!r})"
     )
 
 
 def _of_driver(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
     able, driver = adapter.connections.listeners, connection.dialect.driver
     if able and driver not in able:
-        yield Finding(
-            severity=Severity.NOTE,
-            code="no-notifications",
-            message=f"the driver {driver} cannot listen for notifications: a worker with it finds new tasks by polling",
-            fix=f"use one of these drivers for workers: {', '.join(sorted(able))}, or give the worker a shorter poll",
-        )
+        message = f"the driver {driver} cannot listen for notifications: a worker with it finds new tasks by polling"
+        fix = f"use one of these drivers for workers: {', '.join(sorted(able))}, or give the worker a shorter poll"
+        yield Finding.of(None, Severity.NOTE, "no-notifications", message, fix)
 
 
 def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     try:
-        live = _columns(connection, spec)
+        live = columns_of(connection, spec.table)
         yield from _of_schema(connection, spec, live)
         of_queue = {column.name for column in spec.columns.values()}
-        parts: dict[str, Callable[[], Iterable[Finding]]] = {}
         if live:
-            parts["the indexes and triggers"] = lambda: _of_declared(connection, spec)
+            yield from _if_allowed(connection, spec, "the indexes and triggers", lambda: _of_declared(connection, spec))
         if any(column["name"] in of_queue for column in live):
-            parts["the settings"] = lambda: adapter.inspection.table_findings(connection, spec)
-            parts["the references"] = lambda: unindexed_references(connection, adapter, spec)
-            parts["the collations"] = lambda: _of_collations(connection, adapter, spec)
-            parts["the privileges"] = lambda: _of_privileges(
-                spec, adapter.inspection.missing_privileges(connection, spec, live)
-            )
-        for subject, find in parts.items():
-            yield from _if_allowed(connection, spec, subject, find)
+            inspection = adapter.inspection
+            parts: dict[str, Callable[[], Iterable[Finding]]] = {
+                "the settings": lambda: inspection.table_findings(connection, spec),
+                "the references": lambda: unindexed_references(connection, adapter, spec),
+                "the collations": lambda: _of_collations(connection, adapter, spec),
+                "the privileges": lambda: _of_privileges(spec, inspection.missing_privileges(connection, spec, live)),
+            }
+            for subject, find in parts.items():
+                yield from _if_allowed(connection, spec, subject, find)
     except DBAPIError as error:
         if not adapter.connections.is_denied(error):
             raise
@@ -422,14 +410,6 @@ def _of_collations(connection: Connection, adapter: Adapter, spec: QueueSpec) ->
     yield from inexact_primary_keys(spec, collations, adapter.inspection.exact_collations)
 
 
-def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
-    """Return the columns of the live table; none if the table does not exist."""
-    table, inspector, schema = spec.table, inspect(connection), connection.schema_for_object(spec.table)
-    if not inspector.has_table(table.name, schema=schema):
-        return []
-    return inspector.get_columns(table.name, schema=schema)
-
-
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
     differences = drift(connection, [spec])
     missing = [each for each in differences if isinstance(each, MissingColumn)]
@@ -448,7 +428,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         yield from adapter_for(connection.dialect).inspection.key_findings(connection, spec)
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
-        if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
+        if not columns_of(connection, table):
             message = f"there is no table {table.fullname}, which stores part of {spec.entity.__name__}"
             yield Finding.of(spec, Severity.ERROR, "missing-table", message, MIGRATE)
 

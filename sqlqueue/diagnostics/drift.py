@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -100,12 +99,11 @@ def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference
 
 
 def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
-    table, inspector = spec.table, inspect(connection)
-    schema = connection.schema_for_object(table)
-    if not inspector.has_table(table.name, schema=schema):
+    table = spec.table
+    defaults = {column["name"]: column["default"] for column in columns_of(connection, table)}
+    if not defaults:
         yield Difference(code="missing-table", spec=spec, message=f"there is no table {table.fullname}")
         return
-    defaults = {column["name"]: column["default"] for column in inspector.get_columns(table.name, schema=schema)}
     for column in spec.columns.values():
         if column.name not in defaults:
             message = f"{table.fullname} has no column {column.name}"
@@ -121,6 +119,12 @@ def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
         if found is None:
             code, message = "missing-index", f"{table.fullname} has no index {index.name}"
         yield WrongIndex(code=code, spec=spec, message=message, index=index, live=found)
+
+
+def columns_of(connection: Connection, table: Table) -> Sequence[ReflectedColumn]:
+    """Return the columns of the live table; none if the table does not exist."""
+    inspector, schema = inspect(connection), connection.schema_for_object(table)
+    return inspector.get_columns(table.name, schema=schema) if inspector.has_table(table.name, schema=schema) else ()
 
 
 def _declared(column: Column[Any]) -> str | None:
@@ -407,56 +411,45 @@ def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Findin
     It is an error if settlements or workers cannot use a table; a missing index only slows reading and pruning
     down.
     """
-    history, workers, pauses = history_of(metadata), worker_table(metadata), pause_table(metadata)
-    if history is not None:
-        yield from _companion(connection, history.table, "which keeps the history of attempts")
-    if workers is not None:
-        yield from _companion(connection, workers, "in which workers are registered")
-    if pauses is not None:
-        yield from _companion(connection, pauses, "which stores the paused queues")
-    if (latches := latches_in(metadata)) is not None:
-        yield from _companion(connection, latches.table, "which stores the batches of all queues")
+    history, latches = history_of(metadata), latches_in(metadata)
+    tables = {
+        "which keeps the history of attempts": history and history.table,
+        "in which workers are registered": worker_table(metadata),
+        "which stores the paused queues": pause_table(metadata),
+        "which stores the batches of all queues": latches and latches.table,
+    }
+    present = ((table, purpose) for purpose, table in tables.items() if table is not None)
+    for table, purpose in present:
+        for severity, code, message, fix in _of_companion(connection, table, purpose):
+            yield Finding(severity=severity, code=code, message=message, fix=fix, table=table.fullname)
 
 
-def _companion(connection: Connection, table: Table, purpose: str) -> Iterator[Finding]:
-    inspector, schema = inspect(connection), connection.schema_for_object(table)
-    finding = partial(Finding, table=table.fullname)
-    if not inspector.has_table(table.name, schema=schema):
-        message = f"there is no table {table.fullname}, {purpose}"
-        yield finding(severity=Severity.ERROR, code="missing-table", message=message, fix=MIGRATE)
+def _of_companion(connection: Connection, table: Table, purpose: str) -> Iterator[tuple[Severity, str, str, str]]:
+    """Yield the severity, the code, the message and the fix of each finding."""
+    name, error = table.fullname, Severity.ERROR
+    live = {column["name"]: column for column in columns_of(connection, table)}
+    if not live:
+        yield error, "missing-table", f"there is no table {name}, {purpose}", MIGRATE
         return
-    live = {column["name"]: column for column in inspector.get_columns(table.name, schema=schema)}
+    makes_keys = adapter_for(connection.dialect).rows.numbers_keys
     for column in table.columns:
         found = live.pop(column.name, None)
         if found is None:
-            message = f"{table.fullname} has no column {column.name}"
-            yield finding(severity=Severity.ERROR, code="missing-column", message=message, fix=MIGRATE)
+            yield error, "missing-column", f"{name} has no column {column.name}", MIGRATE
             continue
-        for severity, code, what in _companion_column(connection, column, found):
-            yield finding(severity=severity, code=code, message=f"{table.fullname} {what}", fix=_ALTER)
-    for name in _needed(live):
-        message = f"{table.fullname} {_HAS_UNKNOWN.format(name)}"
-        yield finding(severity=Severity.ERROR, code="unknown-column", message=message, fix=_ALTER)
+        if column.nullable and not found["nullable"]:
+            yield error, "not-nullable", f"{name} does not allow NULL in {column.name}", _ALTER
+        if column is table.autoincrement_column and not (makes_keys or fills_itself(found)):
+            yield error, "unnumbered-key", f"{name} {_MAKES_NO_KEYS.format(column.name)}", _ALTER
+        for severity, what in wrong_type(connection.dialect, column, found):
+            yield severity, "wrong-type", f"{name} {what}", _ALTER
+    for unknown in _needed(live):
+        yield error, "unknown-column", f"{name} {_HAS_UNKNOWN.format(unknown)}", _ALTER
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     for index, live_index, reason in unlike_indexes(connection, table, indexes):
         code = "missing-index" if live_index is None else "wrong-index"
-        message, fix = (
-            f"the index {index.name} of {table.fullname} {reason}",
-            fix_of_index(connection, index, live_index),
-        )
-        yield finding(severity=Severity.WARNING, code=code, message=message, fix=fix)
-
-
-def _companion_column(
-    connection: Connection, column: Column[Any], live: ReflectedColumn
-) -> Iterator[tuple[Severity, str, str]]:
-    adapter = adapter_for(connection.dialect)
-    if column.nullable and not live["nullable"]:
-        yield Severity.ERROR, "not-nullable", f"does not allow NULL in {column.name}"
-    if column is column.table.autoincrement_column and not (adapter.rows.numbers_keys or fills_itself(live)):
-        yield Severity.ERROR, "unnumbered-key", _MAKES_NO_KEYS.format(column.name)
-    for severity, what in wrong_type(connection.dialect, column, live):
-        yield severity, "wrong-type", what
+        fix = fix_of_index(connection, index, live_index)
+        yield Severity.WARNING, code, f"the index {index.name} of {name} {reason}", fix
 
 
 # -- checks whether claims use their indexes, by explaining the library's own statements at the tables' current
@@ -549,9 +542,9 @@ def unindexed_references(connection: Connection, adapter: Adapter, spec: QueueSp
     if cost is None or (options.on_complete != "delete" and not options.prunes):
         return
     for child in _referring(spec.table):
-        inspector, schema = inspect(connection), connection.schema_for_object(child)
-        if not inspector.has_table(child.name, schema=schema):
+        if not columns_of(connection, child):
             continue
+        inspector, schema = inspect(connection), connection.schema_for_object(child)
         indexed = list(_indexed(connection, adapter, child))
         for key in inspector.get_foreign_keys(child.name, schema=schema):
             columns = key["constrained_columns"]

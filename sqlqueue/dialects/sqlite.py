@@ -278,12 +278,9 @@ class SQLiteInspection(Inspection):
             if not os.access(needed, os.W_OK):
                 yield read_only(f"{needed} is not writable", "give this user write permission")
         if (mode := connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()) != "wal":
-            yield Finding(
-                severity=Severity.WARNING,
-                code="journal-mode",
-                message=f"the journal mode is {mode}, in which readers block claims, and claims block readers",
-                fix="run once, with any SQLite client: PRAGMA journal_mode = WAL",
-            )
+            message = f"the journal mode is {mode}, in which readers block claims, and claims block readers"
+            fix = "run once, with any SQLite client: PRAGMA journal_mode = WAL"
+            yield Finding.of(None, Severity.WARNING, "journal-mode", message, fix)
 
     def unindexed_reference(self, connection: Connection) -> str | None:
         is_enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar()

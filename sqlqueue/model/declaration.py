@@ -94,7 +94,8 @@ COLUMNS: dict[str, ColumnMaker] = {
     "error_group": lambda _: optional(text_type(LONGEST_GROUP)),
     "created_at": _moment,
 }
-"""The columns of every queue; kinds declare theirs in :attr:`.Kind.columns`."""
+"""The columns of every queue, by the names they have unless the model renames them; kinds declare theirs in
+:attr:`.Kind.columns`."""
 
 
 _STATUSES = tuple(status.value for status in Status)

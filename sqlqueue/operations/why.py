@@ -16,9 +16,9 @@ from .._support.texts import error_text, key_text
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import WorkerState, history_of, worker_table
-from ..model.declaration import QueueMixin
+from ..model.declaration import COLUMNS, QueueMixin
 from ..queue.options import EXPIRED, FINAL, AttemptOutcome, Status
-from ..queue.spec import QUEUE_ROLES, Criterion, Identity, Ordering, QueueSpec, spec_of
+from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
     REACH,
@@ -122,7 +122,7 @@ def _status(seen: SeenTask) -> Status | str:
 def _damage(seen: SeenTask) -> Iterator[Reason]:
     """Yield the reasons why the queue cannot work with the row at all."""
     for role, value in seen.values.items():
-        if isinstance(value, Exception) and role in QUEUE_ROLES:
+        if isinstance(value, Exception) and role in COLUMNS:
             text = f"its {role} cannot be read: {brief(error_text(value))}"
             yield Reason(cause=Cause.UNREADABLE, text=text)
     if not isinstance(status := _status(seen), Status):

@@ -45,23 +45,6 @@ class StatementCache:
 
 # -- the spec of a model's queue: the value made from the class definition that all operations read -------------------
 
-QUEUE_ROLES = (
-    "status",
-    "priority",
-    "available_at",
-    "attempt",
-    "max_attempts",
-    "claimed_by",
-    "claimed_at",
-    "claim_token",
-    "crashes",
-    "finished_at",
-    "error",
-    "error_group",
-    "created_at",
-)
-"""The columns of ``QueueMixin``, by the names they have unless the model renames them."""
-
 Criterion: TypeAlias = ColumnElement[bool]
 Where: TypeAlias = ColumnElement[bool] | SQLCoreOperations[bool]
 """A criterion as passed by callers: an expression or an attribute."""
@@ -420,7 +403,7 @@ class Finding:
     """The table's name, with its schema if it has one."""
 
     @classmethod
-    def of(cls, spec: QueueSpec, severity: Severity, code: str, message: str, fix: str) -> Self:
-        """Return a finding about one queue."""
-        table = spec.table.fullname
-        return cls(severity=severity, code=code, message=message, fix=fix, model=spec.entity, table=table)
+    def of(cls, spec: QueueSpec | None, severity: Severity, code: str, message: str, fix: str) -> Self:
+        """Return a finding about one queue, or with ``None`` about the server or the connection."""
+        model, table = (None, None) if spec is None else (spec.entity, spec.table.fullname)
+        return cls(severity=severity, code=code, message=message, fix=fix, model=model, table=table)

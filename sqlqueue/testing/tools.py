@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 from sqlalchemy import event, func, literal, select
 from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmaker
@@ -19,12 +19,11 @@ from .._support.checks import count, duration
 from .._support.errors import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
 from ..functions import TaskFunction
-from ..functions.functions import J
 from ..model.companions import latches_of
-from ..model.declaration import QueueMixin, T
+from ..model.declaration import COLUMNS, QueueMixin, T
 from ..operations.paging import Damaged, find_all
 from ..queue.options import Status
-from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
+from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql import NEVER, clock_ahead, only, state, utcnow
 from ..transaction import Access, AnySession, claim_of, is_unsettled, open_, running, session_of
 from ..worker import (
@@ -414,36 +413,24 @@ def _in_savepoint(
 
 # -- assertions about waiting tasks -----------------------------------------------------------------------------------
 
+T_co = TypeVar("T_co", bound=QueueMixin, covariant=True)
 _WAITING = (Status.AVAILABLE, Status.SCHEDULED, Status.RETRYABLE, Status.WAITING)
 _SHOWN = 10
 
 
+class _Enqueues(Protocol[T_co]):
+    @property
+    def entity(self) -> type[T_co]: ...
+
+
 @overload
 def assert_enqueued(
-    session: AnySession, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    session: AnySession, what: type[T] | _Enqueues[T], /, *where: Where, count: int | None = ..., **values: object
 ) -> list[T]: ...
 @overload
 def assert_enqueued(
-    session: AnySession,
-    what: TaskFunction[..., ..., Any, J],
-    /,
-    *where: Where,
-    count: int | None = ...,
-    **values: object,
-) -> list[J]: ...
-@overload
-def assert_enqueued(
-    session: AnyAsyncSession, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    session: AnyAsyncSession, what: type[T] | _Enqueues[T], /, *where: Where, count: int | None = ..., **values: object
 ) -> Coroutine[Any, Any, list[T]]: ...
-@overload
-def assert_enqueued(
-    session: AnyAsyncSession,
-    what: TaskFunction[..., ..., Any, J],
-    /,
-    *where: Where,
-    count: int | None = ...,
-    **values: object,
-) -> Coroutine[Any, Any, list[J]]: ...
 def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
     """Assert that matching tasks are waiting, and return them.
 
@@ -494,7 +481,7 @@ def _has(of: object, given: dict[str, Any], values: dict[str, object]) -> bool:
 
 
 def _shown(spec: QueueSpec, task: object, *, all_: bool = False) -> dict[str, Any]:
-    bookkeeping = {spec.attributes[role] for role in QUEUE_ROLES if role not in ("status", "available_at")}
+    bookkeeping = {spec.attributes[role] for role in COLUMNS if role not in ("status", "available_at")}
     names = (prop.key for prop in spec.mapper.column_attrs)
     return {name: getattr(task, name) for name in names if all_ or name not in bookkeeping}
 
@@ -538,15 +525,9 @@ class Queue(Generic[S]):
         """Run one task, see :func:`sqlqueue.testing.perform`."""
         return perform(self.worker, self.session, task, raise_errors=raise_errors)
 
-    @overload
     def assert_enqueued(
-        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
-    ) -> list[T]: ...
-    @overload
-    def assert_enqueued(
-        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
-    ) -> list[J]: ...
-    def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        self, what: type[T] | _Enqueues[T], /, *where: Where, count: int | None = None, **values: object
+    ) -> list[T]:
         """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
         __tracebackhide__ = True
         return assert_enqueued(self.session, what, *where, count=count, **values)
@@ -569,15 +550,9 @@ class AsyncQueue(Generic[A]):
         """Run one task, see :func:`sqlqueue.testing.perform`."""
         return await perform(self.worker, self.session, task, raise_errors=raise_errors)
 
-    @overload
     async def assert_enqueued(
-        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
-    ) -> list[T]: ...
-    @overload
-    async def assert_enqueued(
-        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
-    ) -> list[J]: ...
-    async def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        self, what: type[T] | _Enqueues[T], /, *where: Where, count: int | None = None, **values: object
+    ) -> list[T]:
         """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
         __tracebackhide__ = True
         return await assert_enqueued(self.session, what, *where, count=count, **values)

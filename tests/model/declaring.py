@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlqueue.queue.spec import QUEUE_ROLES
+from sqlqueue.model import declaration
 
-COLUMNS = set(QUEUE_ROLES)
+COLUMNS = set(declaration.COLUMNS)
 
 
 def columns(model: Any) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import delete
 
 from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
-from sqlqueue.queue.spec import QUEUE_ROLES
+from sqlqueue.model.declaration import COLUMNS
 from tests.suite.settlements import VARIANTS, Settling
 from tests.support.harness import Database
 from tests.support.models import Ledger, Seat, Spool, Task
@@ -16,7 +16,7 @@ from tests.support.rows import PAST, count, load, load_all
 
 
 def columns(task: Any) -> dict[str, Any]:
-    return {role: getattr(task, role) for role in QUEUE_ROLES}
+    return {role: getattr(task, role) for role in COLUMNS}
 
 
 def test_a_lock_only_claim_writes_nothing(db: Database) -> None:

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import delete, event, inspect, select
 
 from sqlqueue import Every, IllegalTransitionError, QueueSession, claim_of
-from sqlqueue.queue.spec import QUEUE_ROLES, spec_of
+from sqlqueue.model.declaration import COLUMNS
+from sqlqueue.queue.spec import spec_of
 from tests.suite.settlements import SETTLINGS, VARIANTS, Settling
 from tests.support.harness import Database
 from tests.support.models import Film, Listing, Order, Report, Seat, Spool, Task, Visit
@@ -22,7 +23,7 @@ from tests.support.workers import seen
 
 def columns(task: Any) -> dict[str, Any]:
     attributes = task.__queue_spec__.attributes
-    return {role: getattr(task, attributes[role]) for role in QUEUE_ROLES}
+    return {role: getattr(task, attributes[role]) for role in COLUMNS}
 
 
 @pytest.mark.asyncio_everywhere
