@@ -48,10 +48,8 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help=(
-            "The database as an SQLAlchemy URL: postgresql+psycopg://user@host/name. Prefer the environment variable if"
-            " it contains a password: other users can see command lines."
-        ),
+        help="The database as an SQLAlchemy URL: postgresql+psycopg://user@host/name. Prefer the environment variable"
+        " if it contains a password: other users can see command lines.",
     ),
 ]
 
@@ -149,6 +147,11 @@ def age(text: str) -> timedelta:
         raise refusal(str(error)) from error
 
 
+def duration(*names: str, metavar: str = "TIME", text: str) -> Any:
+    """Return an option whose value is a duration, with ``text`` as its help."""
+    return typer.Option(*names, metavar=metavar, parser=age, help=text)
+
+
 def choice(kind: type[E]) -> Callable[[str], E]:
     """Return a parser of the values of ``kind``; anything else is a usage error."""
 
@@ -192,12 +195,8 @@ InErrorGroup = Annotated[
 InBatch = Annotated[
     str | None, typer.Option("--batch", metavar="KEY", help="Only members of this batch, see sqlqueue batches.")
 ]
-Age = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--older-than", metavar="AGE", parser=age, help=("Only tasks created longer ago than this: 90s, 15m, 2h, 7d.")
-    ),
-]
+_AGE_HELP = "Only tasks created longer ago than this: 90s, 15m, 2h, 7d."
+Age = Annotated[timedelta | None, duration("--older-than", metavar="AGE", text=_AGE_HELP)]
 Equal = Annotated[
     list[str] | None,
     typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only tasks with this value; may be repeated."),

@@ -166,6 +166,15 @@ def say(text: str) -> None:
     typer.echo(plain(text))
 
 
+def report(facts: object, *texts: str, as_json: bool) -> None:
+    """Print ``facts`` as JSON, or the ``texts`` for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        for text in texts:
+            say(text)
+
+
 def complain(text: str) -> None:
     """Print ``text`` to standard error."""
     typer.echo(plain(text), err=True)

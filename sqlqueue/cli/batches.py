@@ -16,7 +16,7 @@ from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, spoken
 from ..queue.spec import QueueSpec
 from ..sql import present
 from ._options import AsJson, Queues
-from ._output import complain, facts, plain, print_json, print_record, print_table, refusal, say
+from ._output import complain, facts, plain, print_json, print_record, print_table, refusal, report, say
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of the batch.")]
 EventKey = Annotated[str, typer.Argument(metavar="KEY", help="The key of the event.")]
@@ -87,10 +87,7 @@ def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson 
 
     found, drawn = queues.transact(read, spec)
     if found is None or drawn is None:
-        if as_json:
-            print_json(None)
-        else:
-            say(f"There is no batch {key}.")
+        report(None, f"There is no batch {key}.", as_json=as_json)
     elif mermaid:
         say(drawn.mermaid())
     elif as_json:
@@ -116,10 +113,8 @@ def open_(queues: Queues, key: EventKey, payload: Payload = None, as_json: AsJso
     except ValueError as error:
         raise refusal(f"{payload!r} is not JSON: {error}") from error
     changed = queues.transact(lambda session: operations.open_event(session, spec.entity, key, value), spec)
-    if as_json:
-        print_json({"key": key, "changed": changed})
-    else:
-        say(f"{key} is open." if changed else f"{key} was open already: nothing is changed.")
+    told = f"{key} is open." if changed else f"{key} was open already: nothing is changed."
+    report({"key": key, "changed": changed}, told, as_json=as_json)
 
 
 def _flow(queues: Queues) -> QueueSpec:

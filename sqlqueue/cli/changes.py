@@ -24,8 +24,8 @@ from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange,
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import transact
-from ._options import AsJson, Filters, Queues, Yes, age
-from ._output import complain, confirm, print_json, refusal, say, tasks
+from ._options import AsJson, Filters, Queues, Yes, duration
+from ._output import complain, confirm, refusal, report, tasks
 
 # -- changes that take many transactions: showing their progress, and stopping them with Ctrl-C -----------------------
 
@@ -152,13 +152,10 @@ class ConfirmedChange:
         except DBAPIError:
             complain(f"{self._told(totals)} These changes are committed; then an error occurred.")
             raise
-        if as_json:
-            done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
-            print_json({"queue": self.spec.name, "action": self.verb, **done})
-        else:
-            say(self._told(totals))
-            if not totals.changed and self.named:
-                say(self._why_none(stats))
+        kept = "protected" if self.deletes else "taken"
+        done = {"tasks": totals.changed, kept: getattr(totals, kept), "stopped": totals.stopped}
+        why_none = [self._why_none(stats)] if self.named and not totals.changed else []
+        report({"queue": self.spec.name, "action": self.verb, **done}, self._told(totals), *why_none, as_json=as_json)
         if totals.stopped:
             complain("Stopped. Finished batches are committed; run the same command again for the rest.")
             raise typer.Exit(STOPPED)
@@ -177,16 +174,9 @@ class ConfirmedChange:
         if totals.taken:
             told += f"\n{totals.taken} could not be changed: another task has the same unique_key."
         if totals.protected:
-            stay = (
-                "is kept: foreign keys reference it"
-                if totals.protected == 1
-                else "are kept: foreign keys reference them"
-            )
-            told += f"\n{tasks(totals.protected, self.spec)} {stay}."
+            are, them = ("is", "it") if totals.protected == 1 else ("are", "them")
+            told += f"\n{tasks(totals.protected, self.spec)} {are} kept: foreign keys reference {them}."
         return told
-
-    def _kept(self, totals: BatchTotals) -> dict[str, int]:
-        return {"protected": totals.protected} if self.deletes else {"taken": totals.taken}
 
     def _why_none(self, stats: QueueStats) -> str:
         """Return the states of the named tasks, and hints for each."""
@@ -329,15 +319,8 @@ def _change(
 
 # -- the command `sqlqueue prune`, for tasks and for the history of their attempts ------------------------------------
 
-Final = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--older-than",
-        metavar="AGE",
-        parser=age,
-        help="Only tasks that finished longer ago than this: 90s, 15m, 2h, 7d. Default: the model's retention.",
-    ),
-]
+_FINAL_HELP = "Only tasks that finished longer ago than this: 90s, 15m, 2h, 7d. Default: the model's retention."
+Final = Annotated[timedelta | None, duration("--older-than", metavar="AGE", text=_FINAL_HELP)]
 Adopted = Annotated[
     bool,
     typer.Option("--adopted", help="Instead delete rows from before the table became a queue, by created_at."),
@@ -435,13 +418,9 @@ def _prune_history(
         delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
         batches = partial(_in_batches, delete=delete, limit=limit)
         in_transactions(url, batches, totals, what="prune", total=None if more else number)
-    if as_json:
-        done = {"attempts": totals.changed, "stopped": totals.stopped}
-        print_json({"queue": spec.name, "action": "prune", **done})
-    else:
-        number = totals.changed
-        told = f"{_attempts(number)} at tasks of {spec.name}"
-        say(f"{told} {'is' if number == 1 else 'are'} deleted.")
+    done = {"queue": spec.name, "action": "prune", "attempts": totals.changed, "stopped": totals.stopped}
+    are = "is" if totals.changed == 1 else "are"
+    report(done, f"{_attempts(totals.changed)} at tasks of {spec.name} {are} deleted.", as_json=as_json)
     if totals.stopped:
         raise typer.Exit(STOPPED)
 

@@ -24,8 +24,8 @@ from ..queue.options import MOST_STARTS, Rate
 from ..queue.spec import QueueSpec
 from ..sql import COUNTED
 from ._database import transact
-from ._options import AsJson, Queues, Target, Url, Yes, age, choice, load, names_of
-from ._output import complain, confirm, facts, pauses, plain, print_json, print_table, refusal, say
+from ._options import AsJson, Queues, Target, Url, Yes, choice, duration, load, names_of
+from ._output import complain, confirm, facts, pauses, plain, print_json, print_table, refusal, report, say
 
 # -- the commands `sqlqueue limits`, `sqlqueue set-limit` and `sqlqueue set-rate` -------------------------------------
 
@@ -40,7 +40,7 @@ Unlimited = Annotated[bool, typer.Option("--none", help="Remove it: any number."
 Starts = Annotated[
     int | None, typer.Argument(metavar="N", min=1, max=MOST_STARTS, help="How many of them may start within the time.")
 ]
-Per = Annotated[timedelta | None, typer.Option(metavar="TIME", parser=age, help="The time: 1s, 1m, 2h30m.")]
+Per = Annotated[timedelta | None, duration(text="The time: 1s, 1m, 2h30m.")]
 
 
 def limits(queues: Queues, *, as_json: AsJson = False) -> None:
@@ -109,13 +109,11 @@ def set_limit(
         confirm(f"stop all tasks of {spec.name} with the key {key!r}", yes=yes)
     elif before is None:
         confirm(f"set a limit for {key!r}, a key that no task of {spec.name} has used yet", yes=yes)
-    after = queues.transact(lambda session: _change_limit(session, spec, key, number))
-    if as_json:
-        print_json({**_limit_facts(spec, after), "before": None if before is None else before.limit})
-    else:
-        was = "" if before is None else f" (it was {_or_none(before.limit)})"
-        running = "" if after.running is None else f", {after.running} running"
-        say(f"{spec.name}, key {key}: the limit is {_or_none(after.limit)}{was}{running}.")
+    after = _changed(queues, spec, operations.set_limit, Limit(key, number, 0), number)
+    was = "" if before is None else f" (it was {_or_none(before.limit)})"
+    running = "" if after.running is None else f", {after.running} running"
+    told = f"{spec.name}, key {key}: the limit is {_or_none(after.limit)}{was}{running}."
+    report({**_limit_facts(spec, after), "before": before and before.limit}, told, as_json=as_json)
 
 
 def set_rate(
@@ -151,13 +149,11 @@ def set_rate(
     before = queues.transact(lambda session: _limit_of(session, spec, key))
     if before is None:
         confirm(f"set a rate for {key!r}, a key that no task of {spec.name} has used yet", yes=yes)
-    after = queues.transact(lambda session: _change_rate(session, spec, key, rate))
-    if as_json:
-        print_json(_limit_facts(spec, after))
-    else:
-        was = "" if before is None else f" (it was {_or_none(before.rate)})"
-        started = "" if after.rate is None else f", {after.started:,} started"
-        say(f"{spec.name}, key {key}: the rate is {_or_none(after.rate)}{was}{started}.")
+    after = _changed(queues, spec, operations.set_rate, Limit(key, None, None, rate), rate)
+    was = "" if before is None else f" (it was {_or_none(before.rate)})"
+    started = "" if after.rate is None else f", {after.started:,} started"
+    told = f"{spec.name}, key {key}: the rate is {_or_none(after.rate)}{was}{started}."
+    report(_limit_facts(spec, after), told, as_json=as_json)
 
 
 def _or_none(found: object) -> object:
@@ -181,14 +177,14 @@ def _limited(queues: Queues) -> list[QueueSpec]:
     return limited
 
 
-def _change_limit(session: Session, spec: QueueSpec, key: str, number: int | None) -> Limit:
-    operations.set_limit(session, spec.entity, key, number)
-    return _limit_of(session, spec, key) or Limit(key, number, 0)
+def _changed(queues: Queues, spec: QueueSpec, change: Callable[..., object], unread: Limit, to: object) -> Limit:
+    """Change the limit or the rate of a key, and return what holds then; ``unread``: if no row says it."""
 
+    def work(session: Session) -> Limit:
+        change(session, spec.entity, unread.key, to)
+        return _limit_of(session, spec, unread.key) or unread
 
-def _change_rate(session: Session, spec: QueueSpec, key: str, rate: Rate | None) -> Limit:
-    operations.set_rate(session, spec.entity, key, rate)
-    return _limit_of(session, spec, key) or Limit(key, None, None, rate)
+    return queues.transact(work)
 
 
 def _limit_of(session: Session, spec: QueueSpec, key: str) -> Limit | None:
@@ -323,15 +319,9 @@ def _change_pause(
     changed, found = queues.transact(
         lambda session: (change(session, spec.entity, topic, key=part), operations.paused(session, spec.entity))
     )
-    if as_json:
-        print_json({"queue": spec.name, "topic": topic, "key": part, "changed": changed, "paused": pauses(found)})
-        return
-    for each in found:
-        say(_pause_text(spec, each))
-    if not found:
-        say(f"{spec.name} is not paused.")
-    if not changed:
-        say(otherwise)
+    facts = {"queue": spec.name, "topic": topic, "key": part, "changed": changed, "paused": pauses(found)}
+    told = [_pause_text(spec, each) for each in found] or [f"{spec.name} is not paused."]
+    report(facts, *told, *([] if changed else [otherwise]), as_json=as_json)
 
 
 def _pause_text(spec: QueueSpec, found: Pause) -> str:
@@ -459,12 +449,10 @@ def _given(action: WorkerCommand | None, given: str | None, worker: str | None) 
 
 
 def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
-    match action:
-        case WorkerCommand.DRAIN:
-            return operations.drain_workers(session, base, worker)
-        case WorkerCommand.STOP:
-            return operations.stop_workers(session, base, worker)
-    return operations.set_concurrency(session, base, number, worker)
+    if action is WorkerCommand.SET_CONCURRENCY:
+        return operations.set_concurrency(session, base, number, worker)
+    told = operations.drain_workers if action is WorkerCommand.DRAIN else operations.stop_workers
+    return told(session, base, worker)
 
 
 def _show_workers(found: list[WorkerInfo], unserved: list[str], done: Mapping[str, int]) -> None:

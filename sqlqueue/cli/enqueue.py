@@ -17,8 +17,8 @@ from ..functions import TaskFunction
 from ..operations.filtering import column, value
 from ..queue.spec import QueueSpec, spec_of
 from ._database import transact
-from ._options import AsJson, Queue, Queues, Url, age, equal, load
-from ._output import plain, print_json, refusal, say
+from ._options import AsJson, Queue, Queues, Url, duration, equal, load
+from ._output import plain, refusal, report
 
 FunctionOrModel = Annotated[
     str,
@@ -38,15 +38,9 @@ Set = Annotated[
 ]
 Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="The smallest runs first. Default: 0.")]
 Delay = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--delay", metavar="TIME", parser=age, help="Do not start it before this time has passed: 90s, 15m, 2h."
-    ),
+    timedelta | None, duration("--delay", text="Do not start it before this time has passed: 90s, 15m, 2h.")
 ]
-Expires = Annotated[
-    timedelta | None,
-    typer.Option("--expires", metavar="TIME", parser=age, help="Do not start it after this time has passed."),
-]
+Expires = Annotated[timedelta | None, duration("--expires", text="Do not start it after this time has passed.")]
 
 
 def enqueue(
@@ -81,11 +75,8 @@ def enqueue(
         others[spec.attributes["priority"]] = priority
     task = found.options(**_converted(spec, others)).job_from(values) if is_function else _task(spec, values | others)
     stored = transact(url, lambda session: _stored(session, spec, task, delay, expires), spec)
-    if as_json:
-        print_json(stored)
-    else:
-        when = "" if stored["status"] == "available" else f", due at {plain(stored['available_at'])}"
-        say(f"{spec.name} {stored['key']} is {stored['status']}{when}.")
+    when = "" if stored["status"] == "available" else f", due at {plain(stored['available_at'])}"
+    report(stored, f"{spec.name} {stored['key']} is {stored['status']}{when}.", as_json=as_json)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -17,7 +18,7 @@ from ..operations import Pause, RecurringTask
 from ..queue.options import Status
 from ..queue.spec import QueueSpec
 from ._options import AsJson, Queues, choice, names_of
-from ._output import facts, print_json, print_table, refusal, say
+from ._output import facts, print_json, print_table, refusal, report, say
 
 
 class ScheduleAction(StrEnum):
@@ -175,34 +176,25 @@ def _change_one(
     if name is None:
         raise refusal(f"{action}: name the task, as sqlqueue schedules shows it")
 
+    changes: dict[ScheduleAction, tuple[Callable[..., int], str]] = {
+        ScheduleAction.RUN_NOW: (operations.run_now, "runs now"),
+        ScheduleAction.STOP: (operations.unschedule, "stopped"),
+        ScheduleAction.RESCHEDULE: (partial(operations.reschedule, schedule=schedule), "rescheduled"),
+    }
+    work, told = changes[action]
+
     def change(session: Session) -> tuple[int, _Found]:
         spec, task, _ = _named(_read(session, specs, first)[0], name)
         chosen = spec.key(task.identity)
-        match action:
-            case ScheduleAction.RUN_NOW:
-                changed = operations.run_now(session, spec.entity, chosen)
-            case ScheduleAction.STOP:
-                changed = operations.unschedule(session, spec.entity, chosen)
-            case ScheduleAction.RESCHEDULE:
-                changed = operations.reschedule(session, spec.entity, chosen, schedule=schedule)
+        changed = work(session, spec.entity, chosen)
         found, _ = operations.recurring_tasks(session, spec.entity, chosen)
         pauses = operations.paused(session, spec.entity)
         (after,) = found or [task]  # a running task loses its schedule
         return changed, _Found(spec, after, _is_paused(after, pauses))
 
     changed, after = queues.transact(change, *specs)
-    if as_json:
-        print_json({**_facts(after), "changed": bool(changed)})
-    else:
-        done = _DONE[action] if changed else f"nothing to do: it is {after.state}"
-        say(f"{after.spec.name} {after.name}: {done}.")
-
-
-_DONE = {
-    ScheduleAction.RUN_NOW: "runs now",
-    ScheduleAction.STOP: "stopped",
-    ScheduleAction.RESCHEDULE: "rescheduled",
-}
+    done = told if changed else f"nothing to do: it is {after.state}"
+    report({**_facts(after), "changed": bool(changed)}, f"{after.spec.name} {after.name}: {done}.", as_json=as_json)
 
 
 def _named(found: Sequence[_Found], name: str) -> _Found:

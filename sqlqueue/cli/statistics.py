@@ -15,7 +15,7 @@ from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueO
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._options import Age, AsJson, Equal, Filters, Function, Ids, InBatch, Queues, Statuses, Topic, age
+from ._options import Age, AsJson, Equal, Filters, Function, Ids, InBatch, Queues, Statuses, Topic, duration
 from ._output import complain, facts, pauses, print_json, print_table, refusal, repeated, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
@@ -161,18 +161,14 @@ By = Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="Count on
 Exact = Annotated[bool, typer.Option("--exact", help="Count everything, however long it takes.")]
 Timeline = Annotated[bool, typer.Option("--timeline", help="Show one queue over time: finished tasks and their times.")]
 BucketSize = Annotated[
-    timedelta | None,
-    typer.Option(
-        "--bucket", metavar="TIME", parser=age, help="With --timeline: the time that one line covers. Default: 1h."
-    ),
+    timedelta | None, duration("--bucket", text="With --timeline: the time that one line covers. Default: 1h.")
 ]
 Watch = Annotated[
     float | None,
     typer.Option("--watch", metavar="SECONDS", min=0.1, help="Print it again every so many seconds, until Ctrl-C."),
 ]
 Since = Annotated[
-    timedelta | None,
-    typer.Option("--since", metavar="AGE", parser=age, help="With --timeline: how far back it goes. Default: 1d."),
+    timedelta | None, duration("--since", metavar="AGE", text="With --timeline: how far back it goes. Default: 1d.")
 ]
 
 

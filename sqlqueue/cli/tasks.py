@@ -24,7 +24,7 @@ from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
 from ..sql import present
 from ._options import AsJson, Filters, Queues, order
-from ._output import GAP, plain, print_json, print_record, print_table, room, say, width
+from ._output import GAP, facts, plain, print_json, print_record, print_table, report, room, say, width
 from .batches import node_facts
 from .statistics import Most
 
@@ -177,17 +177,17 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     spec = queues.only
-    facts, flow, past, now = queues.transact(lambda session: _whole(session, spec, identity(spec, key)))
+    task, flow, past, now = queues.transact(lambda session: _whole(session, spec, identity(spec, key)))
     if as_json:
         kept = {} if past is None else {"history": [asdict(each) for each in past]}
         placed = {} if flow is None else {"flow": _flow_facts(flow)}
-        print_json(None if facts is None else facts | placed | kept)
-    elif facts is not None:
-        own, told = facts.pop("columns"), reported(facts.get("progress"))
+        print_json(None if task is None else task | placed | kept)
+    elif task is not None:
+        own, told = task.pop("columns"), reported(task.get("progress"))
         if told is not None:
-            facts["progress"] = told.text
-        facts |= {"lease": _lease(facts, now), "attempt": _attempt(facts)}
-        shown = {name: plain(each, lines=name == "error") for name, each in (facts | own).items()}
+            task["progress"] = told.text
+        task |= {"lease": _lease(task, now), "attempt": _attempt(task)}
+        shown = {name: plain(each, lines=name == "error") for name, each in (task | own).items()}
         print_record(shown.items(), texts=["error"])
         if told is not None and told.notes:
             say(f"\nNotes ({told.dropped} older ones are not kept):" if told.dropped else "\nNotes:")
@@ -215,20 +215,13 @@ def why(queues: Queues, key: Key, as_json: AsJson = False) -> None:
     spec = queues.only
     task = Claim(spec.entity, identity(spec, key), attempt=0)
     found = queues.transact(lambda session: operations.why(session, task))
-    if as_json:
-        print_json(
-            {
-                "queue": spec.name,
-                "key": key_text(found.identity),
-                "status": found.status,
-                "at": found.at,
-                "reasons": [_reason(reason) for reason in found.reasons],
-            }
-        )
-    else:
-        say(f"{spec.name} {key_text(found.identity)}, {found.status or 'missing'}:")
-        for reason in found.reasons:
-            say(f"  - {readable(reason.text)}")
+    shown = {"queue": spec.name, "key": key_text(found.identity), **facts(found, "status", "at")}
+    report(
+        {**shown, "reasons": [_reason(reason) for reason in found.reasons]},
+        f"{spec.name} {shown['key']}, {found.status or 'missing'}:",
+        *(f"  - {readable(reason.text)}" for reason in found.reasons),
+        as_json=as_json,
+    )
 
 
 def _reason(reason: Reason) -> dict[str, Any]:
@@ -290,10 +283,10 @@ def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
     }
 
 
-def _lease(facts: dict[str, Any], now: datetime) -> str:
-    if facts["status"] != Status.RUNNING:
+def _lease(task: Facts, now: datetime) -> str:
+    if task["status"] != Status.RUNNING:
         return "none"
-    until = facts["available_at"]
+    until = task["available_at"]
     if not isinstance(until, datetime):
         return str(until)
     left = timedelta(seconds=round((until - now).total_seconds()))
