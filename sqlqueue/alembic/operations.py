@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from textwrap import fill, indent
@@ -143,24 +143,16 @@ def compare_default(
 # -- operations that Alembic does not have; they are rendered into revisions as standard operations -------------------
 
 
+@dataclass(eq=False)
 class AddQueueColumnsOp(MigrateOperation):
     """Adds columns of a queue; with an ``adoption``, the columns that turn the table into a queue."""
 
-    def __init__(
-        self,
-        table_name: str,
-        columns: Sequence[Column[Any]],
-        adoption: Adoption | None,
-        *,
-        waiting: Mapping[str, str] | None = None,
-        schema: str | None,
-    ) -> None:
-        self.table_name = table_name
-        self.columns = columns
-        self.adoption = adoption
-        self.waiting = waiting
-        """The columns that end the tasks that wait for others before these columns are dropped, by role."""
-        self.schema = schema
+    table_name: str
+    columns: Sequence[Column[Any]]
+    adoption: Adoption | None
+    waiting: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """The columns that end the tasks that wait for others before these columns are dropped, by role."""
+    schema: str | None = field(kw_only=True)
 
     def reverse(self) -> DropQueueColumnsOp:
         """Return the operation that drops the columns."""
@@ -171,11 +163,11 @@ class AddQueueColumnsOp(MigrateOperation):
         return ("add_queue_columns", self.schema, self.table_name, [column.name for column in self.columns])
 
 
+@dataclass(eq=False)
 class DropQueueColumnsOp(MigrateOperation):
     """Drops the columns of an addition, and with them the state of the tasks."""
 
-    def __init__(self, addition: AddQueueColumnsOp) -> None:
-        self.addition = addition
+    addition: AddQueueColumnsOp
 
     def reverse(self) -> AddQueueColumnsOp:
         """Return the operation that adds the columns."""
@@ -206,14 +198,14 @@ class SetDefaultsOp(_OpsOfOneKind):
     """Changes the defaults of columns of a queue."""
 
 
+@dataclass(eq=False)
 class RenameColumnsOp(MigrateOperation):
     """Renames columns of a queue, which keep their data."""
 
-    def __init__(self, table_name: str, columns: Mapping[str, Column[Any]], *, schema: str | None) -> None:
-        self.table_name = table_name
-        self.columns = columns
-        """The existing columns, by their new names."""
-        self.schema = schema
+    table_name: str
+    columns: Mapping[str, Column[Any]]
+    """The existing columns, by their new names."""
+    schema: str | None = field(kw_only=True)
 
     def reverse(self) -> RenameColumnsOp:
         """Return the operation that restores the previous names."""
@@ -234,36 +226,35 @@ class CreateQueueTableOp(CreateTableOp):
     """Creates the table of a queue, or a table beside the queues."""
 
 
+@dataclass(eq=False)
 class BoundaryOp(MigrateOperation):
     """Begins or ends a revision: says what becomes of existing rows, rejects other engines than those that the revision
     is for, and, if it is ``atomic``, makes SQLite execute it completely or not at all, with the change of version."""
 
-    def __init__(self, operations: Sequence[MigrateOperation], *, begins: bool, atomic: bool) -> None:
-        self.operations = operations
-        """The operations on queues."""
-        self.begins = begins
-        self.atomic = atomic
+    operations: Sequence[MigrateOperation]
+    """The operations on queues."""
+    begins: bool = field(kw_only=True)
+    atomic: bool = field(kw_only=True)
 
     def reverse(self) -> BoundaryOp:
         """Return the other end."""
-        operations = [op.reverse() for op in self.operations]
-        return BoundaryOp(operations, begins=not self.begins, atomic=self.atomic)
+        return replace(self, operations=[op.reverse() for op in self.operations], begins=not self.begins)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """Return which end it is, for ``alembic check``."""
         return ("queues", "begins" if self.begins else "ends")
 
 
+@dataclass(eq=False)
 class StorageOp(MigrateOperation):
     """Sets or resets the storage parameters of a queue's table."""
 
-    def __init__(self, table: Table, *, give: bool = True) -> None:
-        self.table = table
-        self.give = give
+    table: Table
+    give: bool = field(default=True, kw_only=True)
 
     def reverse(self) -> StorageOp:
         """Return the operation that undoes this one: resets the parameters, or sets them."""
-        return StorageOp(self.table, give=not self.give)
+        return replace(self, give=not self.give)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """Return the name, schema and table, for ``alembic check``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, SmallInteger, String, Table, event, text
 from sqlalchemy.orm import Mapped, Mapper
@@ -20,6 +20,9 @@ from ..sql import utcdefault, utcinsertion
 from .declaration import LONGEST_KEY, LONGEST_LATCH, LONGEST_NAME, place, subclasses
 
 # -- models whose one table serves all queues of a `MetaData`: pauses, registered workers, and the history ------------
+
+
+Options = TypeVar("Options", HistoryOptions, LatchOptions)
 
 
 class CompanionMixin:
@@ -74,6 +77,38 @@ def missing_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str
     )
 
 
+class WithOptions(NamedTuple, Generic[Options]):
+    """The one table of such a model for the queues of a ``MetaData``, and the options of the model."""
+
+    table: Table
+    options: Options
+
+
+def _register(
+    mixin: type[CompanionMixin], name: str, kind: type[Any], belongs: str, indexes: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Let models that derive from ``mixin`` add these indexes to their table, and register it in its ``MetaData``, with
+    the options of the type ``kind`` in the attribute ``name``."""
+
+    def mapped(mapper: Mapper[Any], cls: type[Any]) -> None:
+        table, options = mapper.local_table, getattr(cls, name)
+        if not isinstance(table, Table) or mapper.inherits is not None:
+            return  # a subclass without a table of its own
+        before = table.metadata.info.get(mixin)
+        if before is not None and before.table is not table:
+            raise ConfigurationError(
+                f"{belongs} in one table, not in {before.table} and {table}: derive only one model from"
+                f" {mixin.__name__}"
+            )
+        if not isinstance(options, kind):
+            raise ConfigurationError(f"{cls.__name__}.{name} must be a {kind.__name__}, not {options!r}")
+        for index, columns in indexes.items():
+            Index(conv(index_name(table.name, index)), *(table.c[column] for column in columns))
+        table.metadata.info[mixin] = WithOptions(table, options)
+
+    event.listen(mixin, "after_mapper_constructed", mapped, propagate=True)
+
+
 # -- the model of the table that records which queues are paused ------------------------------------------------------
 
 LONGEST_PLACE = 386
@@ -124,13 +159,6 @@ def pause_table(metadata: MetaData) -> Table | None:
 
 _LONGEST_TABLE = 257
 """The length of a schema, a dot and a table."""
-
-
-class History(NamedTuple):
-    """The table and options of the history for the queues of one ``MetaData``."""
-
-    table: Table
-    options: HistoryOptions
 
 
 def _history_columns() -> dict[str, dict[str, Any]]:
@@ -186,59 +214,18 @@ class HistoryMixin(CompanionMixin):
         """The application's frames, without local variables."""
 
 
-_KEY = "sqlqueue.history"
+_HISTORY_INDEXES = {"task": ("queue", "task", "id"), "outcome": ("queue", "outcome", "finished_at")}
+History: TypeAlias = WithOptions[HistoryOptions]
+_register(HistoryMixin, "__history__", HistoryOptions, "the history of all queues belongs", _HISTORY_INDEXES)
 
 
 def history_of(metadata: MetaData) -> History | None:
     """Return the history of the queues of ``metadata``, if the application has one."""
-    found: History | None = metadata.info.get(_KEY)
+    found: History | None = metadata.info.get(HistoryMixin)
     return found
 
 
-def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
-    """Add the indexes to the table, and register it as the history of its ``MetaData``."""
-    table = _only_table(mapper, _KEY, "the history of all queues belongs", HistoryMixin)
-    if table is None:
-        return
-    if not isinstance(cls.__history__, HistoryOptions):
-        raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")
-    _index(table, task=("queue", "task", "id"), outcome=("queue", "outcome", "finished_at"))
-    table.metadata.info[_KEY] = History(table, cls.__history__)
-
-
-def _only_table(mapper: Mapper[Any], key: str, all_belongs: str, mixin: type[Any]) -> Table | None:
-    """Return the table of a model of which a ``MetaData`` has one, ``None`` for a subclass without a table of its own.
-
-    ``key``: under which another one would be registered.
-    """
-    table = mapper.local_table
-    if not isinstance(table, Table) or mapper.inherits is not None:
-        return None
-    before = table.metadata.info.get(key)
-    if before is not None and before.table is not table:
-        raise ConfigurationError(
-            f"{all_belongs} in one table, not in {before.table} and {table}: derive only one model from"
-            f" {mixin.__name__}"
-        )
-    return table
-
-
-def _index(table: Table, **indexes: tuple[str, ...]) -> None:
-    for name, columns in indexes.items():
-        Index(conv(index_name(table.name, name)), *(table.c[column] for column in columns))
-
-
-event.listen(HistoryMixin, "after_mapper_constructed", _mapped, propagate=True)
-
-
 # -- the model of latches, which open when the tasks that report to them have ended ------------------------------------
-
-
-class LatchTable(NamedTuple):
-    """The table and options of the latches for the queues of one ``MetaData``."""
-
-    table: Table
-    options: LatchOptions
 
 
 def _latch_columns() -> dict[str, dict[str, Any]]:
@@ -308,31 +295,20 @@ class LatchMixin(CompanionMixin):
         created_at: Mapped[datetime]
 
 
-_LATCHES = "sqlqueue.latches"
+_LATCH_INDEXES = {"reports": ("reports_to", "opened_at"), "waits": ("waits_for",), "opened": ("opened_at",)}
+LatchTable: TypeAlias = WithOptions[LatchOptions]
+_register(LatchMixin, "__latches__", LatchOptions, "the latches of all queues belong", _LATCH_INDEXES)
 
 
 def latches_in(metadata: MetaData) -> LatchTable | None:
     """Return the latches of the queues of ``metadata``, if the application has a model for them."""
-    found: LatchTable | None = metadata.info.get(_LATCHES)
+    found: LatchTable | None = metadata.info.get(LatchMixin)
     return found
 
 
 def latches_of(spec: QueueSpec) -> LatchTable | None:
     """Return the latches to which the tasks of a queue can report, if they can."""
     return latches_in(spec.table.metadata) if spec.has_latches else None
-
-
-def _latches_mapped(mapper: Mapper[Any], cls: type[LatchMixin]) -> None:
-    table = _only_table(mapper, _LATCHES, "the latches of all queues belong", LatchMixin)
-    if table is None:
-        return
-    if not isinstance(cls.__latches__, LatchOptions):
-        raise ConfigurationError(f"{cls.__name__}.__latches__ must be a LatchOptions, not {cls.__latches__!r}")
-    _index(table, reports=("reports_to", "opened_at"), waits=("waits_for",), opened=("opened_at",))
-    table.metadata.info[_LATCHES] = LatchTable(table, cls.__latches__)
-
-
-event.listen(LatchMixin, "after_mapper_constructed", _latches_mapped, propagate=True)
 
 
 # -- the model in which running workers are registered ----------------------------------------------------------------
