@@ -32,13 +32,13 @@ from ..queue.options import Status
 from ..queue.spec import QueueSpec, index_name
 from ..sql import WrappedType
 from .operations import (
-    OURS,
     AddQueueColumnsOp,
     Adoption,
     BoundaryOp,
     ConcurrentIndexesOps,
     CreateQueueTableOp,
     DropQueueColumnsOp,
+    QueueOp,
     QueueTableOps,
     RenameColumnsOp,
     SetDefaultsOp,
@@ -264,7 +264,7 @@ class Revision:
         self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
         if self.options.postgresql_storage:
             self.operations += self._storage()
-        if ours := [op for op in self.operations if isinstance(op, OURS)]:
+        if ours := [op for op in self.operations if isinstance(op, QueueOp)]:
             atomic = any(map(self._alters_queue, ours))
             begin, end = (BoundaryOp(ours, begins=begins, atomic=atomic) for begins in (True, False))
             self.operations[:] = [begin, *self.operations, end]

@@ -143,8 +143,12 @@ def compare_default(
 # -- operations that Alembic does not have; they are rendered into revisions as standard operations -------------------
 
 
+class QueueOp(MigrateOperation):
+    """An operation on the tables of queues."""
+
+
 @dataclass(eq=False)
-class AddQueueColumnsOp(MigrateOperation):
+class AddQueueColumnsOp(QueueOp):
     """Adds columns of a queue; with an ``adoption``, the columns that turn the table into a queue."""
 
     table_name: str
@@ -164,7 +168,7 @@ class AddQueueColumnsOp(MigrateOperation):
 
 
 @dataclass(eq=False)
-class DropQueueColumnsOp(MigrateOperation):
+class DropQueueColumnsOp(QueueOp):
     """Drops the columns of an addition, and with them the state of the tasks."""
 
     addition: AddQueueColumnsOp
@@ -178,7 +182,7 @@ class DropQueueColumnsOp(MigrateOperation):
         return ("drop_queue_columns", *self.addition.to_diff_tuple()[1:])
 
 
-class _OpsOfOneKind(ModifyTableOps):
+class _OpsOfOneKind(QueueOp, ModifyTableOps):
     """Operations on a table that are rendered together, and whose reverses are as well."""
 
     def reverse(self) -> Self:
@@ -199,7 +203,7 @@ class SetDefaultsOp(_OpsOfOneKind):
 
 
 @dataclass(eq=False)
-class RenameColumnsOp(MigrateOperation):
+class RenameColumnsOp(QueueOp):
     """Renames columns of a queue, which keep their data."""
 
     table_name: str
@@ -222,7 +226,7 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
     return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
 
 
-class CreateQueueTableOp(CreateTableOp):
+class CreateQueueTableOp(QueueOp, CreateTableOp):
     """Creates the table of a queue, or a table beside the queues."""
 
 
@@ -246,7 +250,7 @@ class BoundaryOp(MigrateOperation):
 
 
 @dataclass(eq=False)
-class StorageOp(MigrateOperation):
+class StorageOp(QueueOp):
     """Sets or resets the storage parameters of a queue's table."""
 
     table: Table
@@ -260,18 +264,6 @@ class StorageOp(MigrateOperation):
         """Return the name, schema and table, for ``alembic check``."""
         return ("storage_parameters", self.table.schema, self.table.name)
 
-
-OURS = (
-    AddQueueColumnsOp,
-    DropQueueColumnsOp,
-    CreateQueueTableOp,
-    QueueTableOps,
-    ConcurrentIndexesOps,
-    SetDefaultsOp,
-    RenameColumnsOp,
-    StorageOp,
-)
-"""The operations on queues, in an upgrade."""
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
 

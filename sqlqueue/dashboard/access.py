@@ -162,17 +162,6 @@ class Action(StrEnum):
         return labels.get(self) or self.value.replace("-", " ").capitalize()
 
 
-ON_TASKS = frozenset(
-    {
-        Action.RETRY,
-        Action.RERUN,
-        Action.RUN_NOW,
-        Action.SET_PRIORITY,
-        Action.SET_TIME,
-        Action.CANCEL,
-        Action.DISCARD,
-    }
-)
 ON_WORKERS = frozenset({Action.DRAIN_WORKERS, Action.STOP_WORKERS, Action.SET_CONCURRENCY, Action.RELEASE_WORKERS})
 ON_QUEUES = frozenset(Action) - ON_WORKERS - {Action.EDIT}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..operations.paging import SCAN, Damaged, find_all
 from ..operations.reactivating import EDITABLE, set_value
 from ..queue.options import Rate
 from ..queue.spec import Identity, QueueSpec
-from .access import ON_TASKS, ON_WORKERS, Action, Viewer
+from .access import ON_WORKERS, Action, Viewer
 from .rendering import told
 from .requests import CHANGES, Query, RequestedAction, permitted, requested_action
 from .site import CAP, THEME, THEMES, Change, links_of, respond, site_of, viewer_of
@@ -48,7 +48,7 @@ _ENTERED = ("reason", "priority", "time")
 async def confirm(request: Request) -> Response:
     """Show what an action would change, and the form that confirms it."""
     what = requested_action(request, request.query_params)
-    number, parts, is_capped = await _counted(request, what) if what.action in ON_TASKS else (None, [], False)
+    number, parts, is_capped = await _counted(request, what) if what.action in CHANGES else (None, [], False)
     return respond(
         request,
         "confirm.html",
@@ -66,7 +66,7 @@ async def confirm(request: Request) -> Response:
 async def act(request: Request) -> Response:
     """Carry out a confirmed action, and redirect to the page that it came from."""
     what = requested_action(request, await fields_of(request))
-    if what.action in ON_TASKS:
+    if what.action in CHANGES:
         return await _change_tasks(request, what)
     site, viewer = site_of(request), viewer_of(request)
     logger.info("%s: %s", viewer.name, _action_text(what))
@@ -162,7 +162,7 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
 
 def _action_text(what: RequestedAction) -> str:
     name = what.spec.name
-    if what.action not in ON_TASKS:
+    if what.action not in CHANGES:
         return readable(f"{what.action} {name}: {_pairs(what.texts.multi_items())}")
     some = f"{', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"
     tasks = some if what.keys else f"where {_pairs(what.filter.query.items())}" if what.filter.query else "all"
@@ -229,14 +229,16 @@ async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInf
     return [each for each in named if (each.state is WorkerState.SILENT) is command.releases]
 
 
+_SENDING: Mapping[Action, Callable[[Session, Target, Any], int]] = {
+    Action.DRAIN_WORKERS: operations.drain_workers,
+    Action.STOP_WORKERS: operations.stop_workers,
+    Action.RELEASE_WORKERS: operations.release_workers,
+}
+
+
 def _sending(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
-    match command.action:
-        case Action.DRAIN_WORKERS:
-            return lambda session: operations.drain_workers(session, target, command.worker)
-        case Action.STOP_WORKERS:
-            return lambda session: operations.stop_workers(session, target, command.worker)
-        case Action.RELEASE_WORKERS:
-            return lambda session: operations.release_workers(session, target, command.worker or "")
+    if (send := _SENDING.get(command.action)) is not None:
+        return lambda session: send(session, target, command.worker)
     number = whole_number(command.number) if command.number else None
     return lambda session: operations.set_concurrency(session, target, number, command.worker)
 

@@ -23,30 +23,20 @@ from ..sql import NEVER
 
 _DAY, _HOUR, _MINUTE = 86_400, 3_600, 60
 _SHORT = 120
-MARKS: Mapping[str, str] = {
-    "available": "○",
-    "scheduled": "◷",
-    "retryable": "↻",
-    "running": "▶",
-    "completed": "✓",
-    "cancelled": "⊘",
-    "discarded": "✕",
-    "abandoned": "‼",
-    "paused": "Ⅱ",
-    "failed": "✕",
-    "crashed": "‼",
-    "released": "○",
-    "waiting": "◌",
-    "skipped": "⊖",
-    "unfinished": "○",
-    "ended": "✓",
-    "closed": "◌",
-    "open": "✓",
-    "snoozed": "◷",
-    "live": "▶",
-    "stalled": "‼",
-    "silent": "‼",
+_STATES_BY_MARK = {
+    "○": ("available", "released", "unfinished"),
+    "◷": ("scheduled", "snoozed"),
+    "↻": ("retryable",),
+    "▶": ("running", "live"),
+    "✓": ("completed", "ended", "open"),
+    "⊘": ("cancelled",),
+    "✕": ("discarded", "failed"),
+    "‼": ("abandoned", "crashed", "stalled", "silent"),
+    "Ⅱ": ("paused",),
+    "◌": ("waiting", "closed"),
+    "⊖": ("skipped",),
 }
+MARKS: Mapping[str, str] = {state: mark for mark, states in _STATES_BY_MARK.items() for state in states}
 """A shape for each state, so that it is not shown by colour alone."""
 
 

@@ -34,7 +34,7 @@ from ..operations.reactivating import (
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
 from ..sql import LARGEST, NEVER
-from .access import ON_QUEUES, ON_TASKS, Action, Viewer
+from .access import ON_QUEUES, Action, Viewer
 from .site import site_of, viewer_of
 
 # -- an action as requested by a URL or a form ------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
     spec = site.queue(request)
     by_filter = fields.get("scope") == "filter"
     keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
-    if action in ON_TASKS and not by_filter and not keys:
+    if action in CHANGES and not by_filter and not keys:
         raise HTTPException(400, "Select tasks first.")
     if len(keys) > MAX_KEYS:
         raise HTTPException(400, f"Select at most {MAX_KEYS} tasks, or all that match a filter.")

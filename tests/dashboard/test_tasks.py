@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, utcnow
 from sqlqueue.dashboard import Action, Viewer
-from sqlqueue.dashboard.access import ON_TASKS
 from sqlqueue.dashboard.rendering import ago, since, told
+from sqlqueue.dashboard.requests import CHANGES
 from tests.dashboard.clients import OWN
 from tests.dashboard.models import Email, Event, Order
 from tests.dashboard.serving import dashboard
@@ -53,7 +53,7 @@ def test_a_task_has_the_actions_that_change_it(
 ) -> None:
     change(sessions, claimed_at=utcnow(), **values)
     assert offered(app, 150) == actions
-    for other in ON_TASKS.difference(actions):
+    for other in CHANGES.keys() - set(actions):
         question = app.get(f"/queue/email/confirm/{other}", params={"key": "150"}).text
         assert "<b>0</b> tasks will be changed" in question
         assert "primary" not in question  # nothing to confirm

@@ -110,7 +110,9 @@ def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Pro
         died = len(processes.died)
     seconds = time.monotonic() - begun
     with Session() as session:
-        promises = [*_tallied(session, faults.enqueued), _stayed(faults, died), *scenarios.promises()]
+        survived, told = sum(faults.counts.values()), "faults, after which no worker ended by itself"
+        stayed = Promise("workers survive outages and conflicts", survived, died, told)
+        promises = [*_tallied(session, faults.enqueued), stayed, *scenarios.promises()]
     return Proof(
         engine=adapter_for(engine.dialect).product.name,
         version=".".join(map(str, engine.dialect.server_version_info or ())),
@@ -140,34 +142,15 @@ def _until_done(faults: Faults) -> Iterator[int]:
 def _tallied(session: QueueSession, enqueued: int) -> Iterator[Promise]:
     done = select(func.count()).select_from(Task).where(Task.topic == WORK, Task.status == Status.COMPLETED)
     completed = session.scalar(done) or 0
-    yield Promise(
-        promise="no task is lost", observed=enqueued, broken=enqueued - completed, observation="tasks enqueued"
-    )
+    yield Promise("no task is lost", enqueued, enqueued - completed, "tasks enqueued")
     receipts, tasks = session.execute(select(func.count(), func.count(Receipt.task_id.distinct()))).one()
-    yield Promise(
-        promise="no task has its effects twice",
-        observed=tasks,
-        broken=receipts - tasks,
-        observation="tasks with effects",
-    )
+    yield Promise("no task has its effects twice", tasks, receipts - tasks, "tasks with effects")
     of_work = select(Task.id).where(Task.topic == WORK)
     effects = session.scalar(select(func.count()).select_from(Receipt).where(Receipt.task_id.in_(of_work))) or 0
     balance = int(session.scalar(select(func.sum(Account.balance))) or 0)
-    yield Promise(
-        promise="effects and completion are one commit",
-        observed=completed,
-        broken=abs(2 * effects - balance) + abs(effects - completed),
-        observation="tasks completed, compared with the sums that their handlers changed",
-    )
-
-
-def _stayed(faults: Faults, died: int) -> Promise:
-    return Promise(
-        promise="workers survive outages and conflicts",
-        observed=sum(faults.counts.values()),
-        broken=died,
-        observation="faults, after which no worker ended by itself",
-    )
+    broken = abs(2 * effects - balance) + abs(effects - completed)
+    compared = "tasks completed, compared with the sums that their handlers changed"
+    yield Promise("effects and completion are one commit", completed, broken, compared)
 
 
 class _Scenarios(threading.Thread):
@@ -222,18 +205,14 @@ class _Scenarios(threading.Thread):
         if self._error is not None:
             raise self._error
         for scenario, outcomes in self._outcomes.items():
-            yield Promise(
-                promise=scenario.promise,
-                observed=sum(each.observed for each in outcomes),
-                broken=sum(each.broken for each in outcomes),
-                observation=scenario.observation,
-            )
+            observed, broken = sum(each.observed for each in outcomes), sum(each.broken for each in outcomes)
+            yield Promise(scenario.promise, observed, broken, scenario.observation)
 
 
 # -- the results of a proof: promises, and what was observed ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Promise:
     """A promise of the queue, and how often it was put to the test."""
 

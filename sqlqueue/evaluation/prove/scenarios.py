@@ -238,9 +238,7 @@ def late(Session: QueueSessions) -> Observed:
         zombie.add(Receipt(task_id=identity, worker="zombie"))
         refused = _is_refused(zombie, claim)
         if refused:
-            successor.add(Receipt(task_id=identity, worker="successor"))
-            successor.complete(held)
-            successor.commit()
+            _finish(successor, held, worker="successor")
     return Observed(1, int(not refused))
 
 
@@ -263,9 +261,7 @@ def leased(Session: QueueSessions) -> Observed:
         holder.commit()
         taken = [other.claim(Task, Task.id == identity), other.claim(Task, Task.topic == topic)]
         other.rollback()
-        holder.add(Receipt(task_id=identity, worker="holder"))
-        holder.complete(task)
-        holder.commit()
+        _finish(holder, claim_of(task), worker="holder")
     return Observed(len(taken), sum(task is not None for task in taken))
 
 
@@ -283,9 +279,7 @@ def cut(Session: QueueSessions) -> Observed:
         again = _claimed(successor, identity, lease=_LONG)
         traces = successor.scalars(select(Receipt.id).where(Receipt.task_id == identity)).all()
         broken = bool(traces) or claim_of(again).attempt != attempt
-        successor.add(Receipt(task_id=identity, worker="successor"))
-        successor.complete(again)
-        successor.commit()
+        _finish(successor, claim_of(again), worker="successor")
     return Observed(1, int(broken))
 
 
@@ -311,9 +305,7 @@ def exclusive(Session: QueueSessions) -> Observed:
         with Session() as session:
             while tasks := session.claim_many(Task, Task.topic == topic, limit=3, lease=_LONG):
                 mine += [task.id for task in tasks]
-                session.add_all(Receipt(task_id=task.id, worker="exclusive") for task in tasks)
-                session.complete(tasks)
-                session.commit()
+                _finish(session, *map(claim_of, tasks), worker="exclusive")
         return mine
 
     claimed = sorted(identity for mine in _at_once(drain) for identity in mine)
@@ -332,9 +324,7 @@ def ordered(Session: QueueSessions) -> Observed:
             session.rollback()
             tasks = session.claim_many(Task, Task.topic == topic, limit=3, lease=_LONG)
             got += [(task.priority, moments[task.id], task.id) for task in tasks]
-            session.add_all(Receipt(task_id=task.id, worker="ordered") for task in tasks)
-            session.complete(tasks)
-            session.commit()
+            _finish(session, *map(claim_of, tasks), worker="ordered")
     return Observed(len(got), sum(a != b for a, b in zip(got, sorted(got), strict=True)) + number - len(got))
 
 
@@ -410,6 +400,13 @@ def _claimed(session: QueueSession, identity: int, *, lease: timedelta) -> Task:
         session.rollback()
         time.sleep(0.05)
     raise TimeoutError(f"task {identity} was not free within {_PATIENCE:.0f} s")
+
+
+def _finish(session: QueueSession, *claims: Claim, worker: str) -> None:
+    """Complete tasks, and commit with a receipt for each."""
+    session.add_all(Receipt(task_id=claim.identity[0], worker=worker) for claim in claims)
+    session.complete(claims)
+    session.commit()
 
 
 def _at_once(work: Callable[[], R]) -> list[R]:
