@@ -205,14 +205,10 @@ def plain(value: object, *, lines: bool = True) -> str:
         case None:
             value = ""
         case datetime():
-            value = _moment(value)
+            value = f"{value:%Y-%m-%d %H:%M:%S}{'Z' if value.tzinfo else ''}"
         case dict() | list():
             value = json.dumps(_strict(value), default=_json, ensure_ascii=False)
     return readable(value, lines=lines)
-
-
-def _moment(value: datetime) -> str:
-    return f"{value:%Y-%m-%d %H:%M:%S}{'Z' if value.tzinfo else ''}"
 
 
 def tasks(number: int, spec: QueueSpec) -> str:

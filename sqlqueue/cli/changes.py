@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from .. import operations
 from ..model.companions import history_of
 from ..operations import BATCH, CAP, Batch, Pruned, QueueStats, count_old_attempts, is_prunable
-from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
+from ..operations.reactivating import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, QueueSpec
 from ._database import transact
@@ -118,15 +118,11 @@ class ConfirmedChange:
     done: str
     spec: QueueSpec
     where: Sequence[Criterion]
-    affected: Collection[Status]
+    change: MassChange
     batches: Callable[[Session], Iterable[Batch]]
     """A function that carries out the change, in batches that each commit."""
     named: bool = False
     """Whether tasks were selected by key; the command then explains why none was changed."""
-    abandoned: bool = False
-    """Whether running tasks whose lease has expired are affected too."""
-    early: bool = False
-    """Whether available tasks with a later time are affected too."""
     ends_all: bool = False
     """Whether it ends all tasks of the queue, for want of a filter: even one needs confirmation."""
     deletes: bool = False
@@ -135,8 +131,8 @@ class ConfirmedChange:
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
         """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
         stats = transact(url, self._counted)
-        found = {str(status): stats[status] for status in self.affected}
-        found["abandoned"] = stats.abandoned if self.abandoned else 0
+        found = {str(status): stats[status] for status in self.change.states}
+        found["abandoned"] = stats.abandoned if self.change.abandoned else 0
         counts = {what: number for what, number in found.items() if number}
         number = sum(counts.values())
         is_capped = not stats.capped.isdisjoint(counts)
@@ -163,9 +159,7 @@ class ConfirmedChange:
     def _counted(self, session: Session) -> QueueStats:
         """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
         hide."""
-        affected = (
-            () if self.named else (in_states(self.spec, self.affected, abandoned=self.abandoned, early=self.early),)
-        )
+        affected = [] if self.named else [self.change.affected(self.spec)]
         return operations.stats(session, self.spec.entity, *self.where, *affected, cap=CAP)
 
     def _told(self, totals: BatchTotals) -> str:
@@ -185,7 +179,7 @@ class ConfirmedChange:
             return "There is no such task."
         states = ", ".join(f"{stats[status]} {status}" for status in found)
         hints = [_HINTS[status] for status in found]
-        affected = ", ".join([*self.affected, *(["abandoned"] if self.abandoned else [])])
+        affected = ", ".join([*self.change.states, *(["abandoned"] if self.change.abandoned else [])])
         return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
 
@@ -308,11 +302,9 @@ def _change(
         done=done,
         spec=spec,
         where=chosen,
-        affected=change.states,
+        change=change,
         named=bool(filters.ids),
         ends_all=verb in {"cancel", "discard"} and not chosen,
-        abandoned=change.abandoned,
-        early=change.early,
         batches=lambda session: change.in_batches(session, spec, chosen),
     ).carry_out(queues.url, yes=yes, as_json=as_json)
 
@@ -374,7 +366,7 @@ def prune(
         done="deleted",
         spec=spec,
         where=[is_prunable(spec, older_than, adopted=adopted)],
-        affected=FINAL,
+        change=MassChange(change=operations.prune, states=FINAL),
         batches=partial(_in_batches, delete=delete, limit=limit),
         deletes=True,
     ).carry_out(queues.url, yes=yes, as_json=as_json)

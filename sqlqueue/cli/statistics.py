@@ -36,7 +36,7 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
             *_numbers(each, present),
             _at_least(_whole(each.oldest_claimable), "oldest_claimable", each),
             _at_least(each.finished_last_hour, "finished_last_hour", each),
-            _paused(stops),
+            ", ".join("all" if stop.part is None else stop.topic or str(stop.key) for stop in stops),
         ]
         for spec, each, stops in found
     ]
@@ -76,7 +76,7 @@ def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> No
         print_json([{"value": value, **_counts(each)} for value, each in found.items()])
         return
     present = _present(found.values())
-    rows = [[_named(value), *_numbers(each, present)] for value, each in found.items()]
+    rows = [["(none)" if value is None else value, *_numbers(each, present)] for value, each in found.items()]
     print_table([name, *present, "abandoned"], rows, numbers=len(present) + 1)
 
 
@@ -128,14 +128,6 @@ def _at_least(figure: object, name: str, found: QueueStats) -> object:
     if name not in found.capped:
         return figure
     return f"{figure:,}+" if isinstance(figure, int) else f"{figure}+"
-
-
-def _paused(stops: Iterable[Pause]) -> str:
-    return ", ".join("all" if each.part is None else each.topic or str(each.key) for each in stops)
-
-
-def _named(value: object) -> object:
-    return "(none)" if value is None else value
 
 
 def _spread(found: Durations) -> list[str]:

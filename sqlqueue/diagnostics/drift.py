@@ -234,11 +234,9 @@ def _declared_triggers(connection: Connection, table: Table) -> Iterator[str]:
 
 
 def _parts(qualified: str) -> list[str]:
-    return [_unquoted(part) for part in re.findall(_NAME, qualified)]
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace(name[-1] * 2, name[-1]) if name[0] in '"`[' else name
+    """Return the parts of a name, without their quotes."""
+    names = re.findall(_NAME, qualified)
+    return [name[1:-1].replace(name[-1] * 2, name[-1]) if name[0] in '"`[' else name for name in names]
 
 
 _NAME = r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|\[(?:[^\]]|\]\])+\]|[\w$#]+'

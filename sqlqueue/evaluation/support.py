@@ -150,18 +150,14 @@ def created_tables(
 
 # -- arguments, output and errors of the command `sqlqueue prove`, and of the bench -----------------------------------
 
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        envvar="SQLQUEUE_DATABASE_URL",
-        help=(
-            "The database to use, with a sync driver: postgresql+psycopg://user@host/name. Prefer the environment"
-            " variable if the URL contains a password: other users can see command lines."
-        ),
-    ),
-]
+
+def url_option(text: str, variable: str = "SQLQUEUE_DATABASE_URL") -> Any:
+    """Return the option ``--url``; ``text`` says which database it is."""
+    prefer = "Prefer the environment variable if the URL contains a password: other users can see command lines."
+    return typer.Option("--url", metavar="URL", envvar=variable, help=f"{text} {prefer}")
+
+
+Url = Annotated[str, url_option("The database to use, with a sync driver: postgresql+psycopg://user@host/name.")]
 
 SILENCE = 15.0
 """Seconds between two lines of progress if the output is not a terminal."""

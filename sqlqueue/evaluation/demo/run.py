@@ -25,7 +25,7 @@ from sqlqueue import ErrorGroup, QueueSession, QueueStats, Status, Worker
 
 from ..._support.processes import CONTEXT
 from ..._support.texts import readable
-from ..support import ChildProcess, EvaluationError, connect, created_tables, exit_codes, reached, sessions
+from ..support import ChildProcess, EvaluationError, connect, created_tables, exit_codes, reached, sessions, url_option
 from .application import Base, File, Found, Receipt, indexer, scan
 
 # -- the command `sqlqueue demo` --------------------------------------------------------------------------------------
@@ -36,18 +36,8 @@ Folder = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", "-w", metavar="N", min=1, max=64, help="Number of worker processes.")
 ]
-DatabaseURL = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        envvar="SQLQUEUE_DEMO_URL",
-        help=(
-            "Use this database instead of a SQLite file: postgresql+psycopg://user@host/name. Prefer the environment"
-            " variable if the URL contains a password: other users can see command lines."
-        ),
-    ),
-]
+_INSTEAD = "Use this database instead of a SQLite file: postgresql+psycopg://user@host/name."
+DatabaseURL = Annotated[str | None, url_option(_INSTEAD, "SQLQUEUE_DEMO_URL")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the tables for inspection.")]
 Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an earlier demo left behind.")]
 
