@@ -138,7 +138,7 @@ class Line(NamedTuple):
     y2: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Numbers or durations over a period."""
 
@@ -198,15 +198,10 @@ def counts_chart(title: str, queues: Queues, period: Period, kinds: Sequence[str
         return ", ".join(f"{number:,}{more} {kind}" for kind, number in numbers[start] if number)
 
     total = Ended.of(chain.from_iterable(queues.values()))
-    return Chart(
-        title=title,
-        period=period,
-        columns=_columns({start: each.is_capped for start, each in ended.items()}, period, text, bars=bars),
-        times=list(_times(list(ended), period)),
-        values=values,
-        kinds=kinds,
-        summary=f"{title}, last {period.name}: {total.told(kinds)}; at most {most:,} in {span(period.bucket)}.",
-    )
+    summary = f"{title}, last {period.name}: {total.told(kinds)}; at most {most:,} in {span(period.bucket)}."
+    capped = {start: each.is_capped for start, each in ended.items()}
+    columns, times = _columns(capped, period, text, bars=bars), list(_times(list(ended), period))
+    return Chart(title, period, columns, times, values, kinds, summary)
 
 
 def durations_chart(
@@ -234,14 +229,9 @@ def durations_chart(
         return ", ".join(f"{kind} {span(took)}{of[kind]}" for kind, (took, _) in longest[start].items())
 
     capped = {start: any(each.capped for each in found.values()) for start, found in by_start.items()}
+    columns, times = _columns(capped, period, text, dots=dots), list(_times(list(by_start), period))
     return Chart(
-        title=title,
-        period=period,
-        columns=_columns(capped, period, text, dots=dots),
-        times=list(_times(list(by_start), period)),
-        values=values,
-        kinds=list(kinds),
-        summary=f"{title}, last {period.name}: at most {span(most)}.",
+        title, period, columns, times, values, list(kinds), f"{title}, last {period.name}: at most {span(most)}."
     )
 
 

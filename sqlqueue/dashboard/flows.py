@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
@@ -47,14 +47,8 @@ async def show_batches(request: Request) -> Response:
         found, now = await site.read(("batches", ended), read, spec)
     except ArgumentError as error:
         problem = str(error)
-    content: dict[str, Any] = {
-        "found": found[:BATCHES],
-        "is_cut": len(found) > BATCHES,
-        "most": BATCHES,
-        "now": now,
-        "ended": ended,
-    }
-    return respond(request, "batches.html", problem=problem, **content)
+    shown: dict[str, Any] = {"found": found[:BATCHES], "is_cut": len(found) > BATCHES, "most": BATCHES}
+    return respond(request, "batches.html", **shown, now=now, ended=ended, problem=problem)
 
 
 def _flow_of(site: Site) -> QueueSpec:
@@ -82,24 +76,8 @@ class Share(NamedTuple):
     width: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
-    """The members of one model."""
-
-    spec: QueueSpec
-    shares: Sequence[Share]
-    has_failed: bool
-    has_unfinished: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A batch, as it was read."""
-
-    progress: BatchProgress
-    graph: Graph
-    culprits: Sequence[TaskList]
-    now: datetime
+Found: TypeAlias = tuple[BatchProgress, Graph, Sequence[TaskList], datetime]
+"""A batch, its graph and some dead letters, and when they were read, by the database's clock."""
 
 
 async def show_batch(request: Request) -> Response:
@@ -113,19 +91,20 @@ async def show_batch(request: Request) -> Response:
         raise HTTPException(404, str(error)) from error
     if found is None:
         raise HTTPException(404, "There is no such batch: it was forgotten some time after its end, or never existed.")
-    labels = {node.name: node.label for node in found.graph.nodes}
+    batch, graph, culprits, now = found
+    labels = {node.name: node.label for node in graph.nodes}
     return respond(
         request,
         "batch.html",
-        batch=found.progress,
-        now=found.now,
-        graph=found.graph,
-        members=[_members(spec_of(entity), states) for entity, states in found.graph.members.items()],
+        batch=batch,
+        now=now,
+        graph=graph,
+        members=[_members(spec_of(entity), states) for entity, states in graph.members.items()],
         shown={spec.name for spec in site.queues.values()},
-        culprits=found.culprits,
-        drawing=draw(found.graph),
+        culprits=culprits,
+        drawing=draw(graph),
         places=places_of(request),
-        before={name: [labels[each] for each in some] for name, some in found.graph.before.items()},
+        before={name: [labels[each] for each in some] for name, some in graph.before.items()},
     )
 
 
@@ -135,7 +114,7 @@ def _read(session: Session, spec: QueueSpec, exposure: Exposure, names: set[str]
         return None
     failing = [spec_of(entity) for entity, states in graph.members.items() if states.get(Status.DISCARDED)]
     culprits = [_culprits(session, exposure, each, key) for each in failing if each.name in names]
-    return Found(progress=progress, graph=graph, culprits=culprits, now=present(session, spec))
+    return progress, graph, culprits, present(session, spec)
 
 
 def _culprits(session: Session, exposure: Exposure, spec: QueueSpec, key: str) -> TaskList:
@@ -152,14 +131,15 @@ def _culprits(session: Session, exposure: Exposure, spec: QueueSpec, key: str) -
     return TaskList(spec=spec, page=page, now=present(session, spec), named=named, scanned=0)
 
 
-def _members(spec: QueueSpec, states: Mapping[str, int]) -> Members:
+def _members(spec: QueueSpec, states: Mapping[str, int]) -> dict[str, Any]:
+    """Return what the page shows of the members of one model."""
     total, x, shares = sum(states.values()), 0.0, list[Share]()
     for name in sorted(states, key=lambda each: _ORDER.index(each) if each in _ORDER else len(_ORDER)):
         width = 100 * states[name] / total
         shares.append(Share(name, states[name], round(x, 3), round(width, 3)))
         x += width
     unfinished = any(name not in ("completed", "cancelled", "discarded", "skipped") for name in states)
-    return Members(spec=spec, shares=shares, has_failed="discarded" in states, has_unfinished=unfinished)
+    return {"spec": spec, "shares": shares, "has_failed": "discarded" in states, "has_unfinished": unfinished}
 
 
 # -- the graph: layers from left to right. All positions are pixels ---------------------------------------------------

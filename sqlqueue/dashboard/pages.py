@@ -31,18 +31,6 @@ from .site import CAP, LIFETIME, respond, site_of
 # -- the page of all queues: what they hold now, and what ended over a period -----------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRow:
-    """A queue as shown in the table."""
-
-    spec: QueueSpec
-    figures: QueueOverview
-    pauses: Sequence[Pause]
-    ended: Ended | None
-    """What ended in the period; ``None`` if nothing says it."""
-    chart: Chart | None
-
-
 async def show_overview(request: Request) -> Response:
     """Show all queues, and what ended in them over the period that the URL names."""
     site, period = site_of(request), period_of(request)
@@ -51,7 +39,8 @@ async def show_overview(request: Request) -> Response:
     read = partial(read_buckets, period=period)
     buckets = await site.read_each(period.name, read, specs, lifetime=period.lifetime)
     rows = [
-        _row(spec, *figures, of_queue, period) for spec, figures, of_queue in zip(specs, found, buckets, strict=True)
+        {"spec": spec, "figures": figures, "pauses": pauses, **_ended(spec, of_queue, period)}
+        for spec, (figures, pauses), of_queue in zip(specs, found, buckets, strict=True)
     ]
     known = {spec.name: of_queue for spec, of_queue in zip(specs, buckets, strict=True) if of_queue is not None}
     return respond(
@@ -71,16 +60,11 @@ def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[P
     return operations.overview(session, spec.entity, cap=CAP, scan=SCAN), operations.paused(session, spec.entity)
 
 
-def _row(
-    spec: QueueSpec, figures: QueueOverview, pauses: Sequence[Pause], ended: Sequence[Bucket] | None, period: Period
-) -> QueueRow:
-    return QueueRow(
-        spec=spec,
-        figures=figures,
-        pauses=pauses,
-        ended=None if ended is None else Ended.of(ended),
-        chart=None if ended is None else counts_chart(spec.name, {"": ended}, period),
-    )
+def _ended(spec: QueueSpec, buckets: Sequence[Bucket] | None, period: Period) -> dict[str, Any]:
+    """Return what ended in the period, and its chart; ``None`` for both if nothing says it."""
+    if buckets is None:
+        return {"ended": None, "chart": None}
+    return {"ended": Ended.of(buckets), "chart": counts_chart(spec.name, {"": buckets}, period)}
 
 
 def _charts(queues: Queues, period: Period) -> list[Chart]:
