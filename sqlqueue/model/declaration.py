@@ -211,6 +211,10 @@ def _columns(cls: type[Any]) -> dict[str, ColumnMaker]:
     return columns
 
 
+def _refusal(cls: type[Any], problem: str) -> ConfigurationError:
+    return ConfigurationError(f"{cls.__name__}: {problem}", model=cls)
+
+
 def _attributes(cls: type[Any]) -> dict[str, str]:
     """Return the names of the attributes by role, with the model's renames."""
     options = cls.__queue__
@@ -219,17 +223,14 @@ def _attributes(cls: type[Any]) -> dict[str, str]:
     roles = _columns(cls)
     unknown = sorted(options.columns.keys() - roles.keys())
     if unknown:
-        raise ConfigurationError(
-            f"{cls.__name__}: QueueOptions(columns=...) renames {', '.join(unknown)}, but the queue's columns are"
-            f" {', '.join(roles)}",
-            model=cls,
+        raise _refusal(
+            cls,
+            f"QueueOptions(columns=...) renames {', '.join(unknown)}, but the queue's columns are {', '.join(roles)}",
         )
     attributes = {role: options.columns.get(role, role) for role in roles}
     twice = sorted({name for name in attributes.values() if list(attributes.values()).count(name) > 1})
     if twice:
-        raise ConfigurationError(
-            f"{cls.__name__}: QueueOptions(columns=...) gives two columns the name {', '.join(twice)}", model=cls
-        )
+        raise _refusal(cls, f"QueueOptions(columns=...) gives two columns the name {', '.join(twice)}")
     return attributes
 
 
@@ -291,10 +292,8 @@ def _annotate(cls: type[Any], name: str, annotation: Any) -> None:
 def _refuse_missing(cls: type[Any], missing: list[str]) -> None:
     if missing:
         names = ", ".join(sorted(missing))
-        raise ConfigurationError(
-            f"{cls.__name__} cannot be a queue: its table has no column {names}; add what the mixin would declare",
-            model=cls,
-        )
+        problem = f"its table has no column {names}; add what the mixin would declare"
+        raise ConfigurationError(f"{cls.__name__} cannot be a queue: {problem}", model=cls)
 
 
 # dataclasses accept the queue's columns only as keyword arguments, and omit those not given
@@ -314,10 +313,10 @@ def _refuse_collisions(cls: type[Any], attributes: dict[str, str]) -> None:
     a_column, is_own, its_column = "a column", "is", "column"
     if len(taken) > 1:
         a_column, is_own, its_column = "columns", "are", "columns"
-    raise ConfigurationError(
-        f"{cls.__name__}: the queue needs {a_column} {needed}, but {own} {is_own} the model's own."
-        f" Rename the queue's {its_column}: __queue__ = QueueOptions(columns={fix!r})",
-        model=cls,
+    raise _refusal(
+        cls,
+        f"the queue needs {a_column} {needed}, but {own} {is_own} the model's own. Rename the queue's {its_column}:"
+        f" __queue__ = QueueOptions(columns={fix!r})",
     )
 
 
@@ -380,25 +379,19 @@ def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -
         for name in names:
             column = mapper.columns.get(name)
             if column is None or column.table is not table:
-                raise ConfigurationError(
-                    f"{cls.__name__}: {option} names {name!r}, which is not a column of {table}: name its attributes",
-                    model=cls,
-                )
+                raise _refusal(cls, f"{option} names {name!r}, which is not a column of {table}: name its attributes")
     for option, name in keys.items():
         kind = mapper.columns[name].type
         if not kind.hashable or (isinstance(kind, Enum) and kind.native_enum):
-            raise ConfigurationError(
-                f"{cls.__name__}: {option} names {name!r}, whose type {kind!r} does not have one order on every engine:"
-                " use a number, a string or a UUID",
-                model=cls,
-            )
+            problem = f"whose type {kind!r} does not have one order on every engine: use a number, a string or a UUID"
+            raise _refusal(cls, f"{option} names {name!r}, {problem}")
     if "sequential" in keys:
         numbers = [column for column in table.primary_key if column is not mapper.columns[keys["sequential"]]]
         if len(numbers) != 1 or not isinstance(numbers[0].type, Integer):
-            raise ConfigurationError(
-                f"{cls.__name__}: sequential= orders tasks by their primary key, which must ascend: let it be one"
-                " integer that the server generates, besides the column that sequential= names",
-                model=cls,
+            raise _refusal(
+                cls,
+                "sequential= orders tasks by their primary key, which must ascend: let it be one integer that the"
+                " server generates, besides the column that sequential= names",
             )
 
 
