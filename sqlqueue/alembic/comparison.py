@@ -6,17 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from alembic.autogenerate.api import AutogenContext
-from alembic.operations.ops import (
-    AddColumnOp,
-    AlterColumnOp,
-    CreateIndexOp,
-    CreateTableOp,
-    DropColumnOp,
-    DropIndexOp,
-    MigrateOperation,
-    ModifyTableOps,
-    UpgradeOps,
-)
+from alembic.operations import ops
 from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, Connection, DefaultClause, Index, Integer, MetaData, Table, desc, text
 from sqlalchemy.sql.elements import conv
@@ -51,7 +41,7 @@ from .rendering import CONCURRENTLY
 # -- columns of a queue that were renamed in the model: revisions rename them too, so that their data is kept ---------
 
 
-def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) -> dict[str, str]:
+def renamed(op: ops.ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) -> dict[str, str]:
     """Return the new name of each renamed column, by its old name; empty if the table's indexes show no queue.
 
     Raises :class:`.ConfigurationError` if a column that every queue has is new, and its old name cannot be determined.
@@ -60,8 +50,8 @@ def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) 
     if claim is None or due is None:
         return {}
     known = {"status": claim.terms[0].name, "finished_at": due.terms[0].name, "available_at": due.terms[1].name}
-    dropped = {each.column_name: each.to_column() for each in op.ops if isinstance(each, DropColumnOp)}
-    new = {each.column.name for each in op.ops if isinstance(each, AddColumnOp)}
+    dropped = {each.column_name: each.to_column() for each in op.ops if isinstance(each, ops.DropColumnOp)}
+    new = {each.column.name for each in op.ops if isinstance(each, ops.AddColumnOp)}
     found: dict[str, str] = {}
     for role in (role for role, column in spec.columns.items() if column.name in new):
         old = next((name for name in (known.get(role), role) if name in dropped), None) or _only(spec[role], dropped)
@@ -84,7 +74,7 @@ def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str 
     return alike[0] if len(alike) == 1 else None
 
 
-def _unknown(op: ModifyTableOps, spec: QueueSpec, role: str) -> ConfigurationError:
+def _unknown(op: ops.ModifyTableOps, spec: QueueSpec, role: str) -> ConfigurationError:
     table, name = op.table_name, spec[role].name
     return ConfigurationError(
         f"{spec.entity.__name__}: {table} is already a queue but has no column {name} ({role}). Write the migration"
@@ -98,32 +88,32 @@ def _unknown(op: ModifyTableOps, spec: QueueSpec, role: str) -> ConfigurationErr
 _KINDS = ("claim", "due")
 
 
-def with_new_names(op: ModifyTableOps, names: Mapping[str, str]) -> Iterator[MigrateOperation]:
+def with_new_names(op: ops.ModifyTableOps, names: Mapping[str, str]) -> Iterator[ops.MigrateOperation]:
     """Yield the operations that rename columns to the new ``names``; the later ones stay in ``op``."""
     if not names:
         return
-    dropped = [each for each in op.ops if isinstance(each, DropIndexOp)]
+    dropped = [each for each in op.ops if isinstance(each, ops.DropIndexOp)]
     if dropped:
         yield QueueTableOps(op.table_name, dropped, schema=op.schema)
-    old = {each.column_name: each.to_column() for each in op.ops if isinstance(each, DropColumnOp)}
+    old = {each.column_name: each.to_column() for each in op.ops if isinstance(each, ops.DropColumnOp)}
     yield RenameColumnsOp(op.table_name, {new: old[name] for name, new in names.items()}, schema=op.schema)
     op.ops[:] = [each for each in op.ops if each not in dropped and not _is_renaming(each, names)]
 
 
-def _is_renaming(op: MigrateOperation, names: Mapping[str, str]) -> bool:
-    if isinstance(op, AddColumnOp):
+def _is_renaming(op: ops.MigrateOperation, names: Mapping[str, str]) -> bool:
+    if isinstance(op, ops.AddColumnOp):
         return op.column.name in names.values()
-    return isinstance(op, DropColumnOp) and op.column_name in names
+    return isinstance(op, ops.DropColumnOp) and op.column_name in names
 
 
 def of_queue(
-    op: ModifyTableOps, spec: QueueSpec, options: MigrationOptions, *, is_new: bool
-) -> Iterator[MigrateOperation]:
+    op: ops.ModifyTableOps, spec: QueueSpec, options: MigrationOptions, *, is_new: bool
+) -> Iterator[ops.MigrateOperation]:
     """Yield the operations on the queue's columns, and then the rest, such as its indexes."""
     names = {column.name for column in spec.columns.values()}
-    added = [each for each in op.ops if isinstance(each, AddColumnOp) and each.column.name in names]
-    dropped = [each for each in op.ops if isinstance(each, DropColumnOp) and each.column_name in _roles()]
-    altered = [each for each in op.ops if isinstance(each, AlterColumnOp) and each.column_name in names]
+    added = [each for each in op.ops if isinstance(each, ops.AddColumnOp) and each.column.name in names]
+    dropped = [each for each in op.ops if isinstance(each, ops.DropColumnOp) and each.column_name in _roles()]
+    altered = [each for each in op.ops if isinstance(each, ops.AlterColumnOp) and each.column_name in names]
     changed = [each for each in altered if _changes_default(each)]
     if added:
         columns, status = [each.column for each in added], spec["status"].name
@@ -159,23 +149,23 @@ def _roles() -> set[str]:
     return {*COLUMNS, *(role for kind in Kind.known for role in kind.columns)}
 
 
-def _changes_default(op: AlterColumnOp) -> bool:
+def _changes_default(op: ops.AlterColumnOp) -> bool:
     """Return whether ``op`` replaces one default by another and changes nothing else."""
     others = (op.modify_type, op.modify_nullable, op.modify_name, op.modify_comment or None)
     return bool(op.modify_server_default and op.existing_server_default) and others == (None,) * len(others)
 
 
-def was_queue(op: ModifyTableOps) -> bool:
+def was_queue(op: ops.ModifyTableOps) -> bool:
     """Return whether ``op`` drops the indexes of a queue, and at least as many columns as every queue has."""
-    dropped = {each.column_name for each in op.ops if isinstance(each, DropColumnOp)}
+    dropped = {each.column_name for each in op.ops if isinstance(each, ops.DropColumnOp)}
     leading = [names[0] for names in _index_columns(op)]
     return len(leading) == len(_KINDS) and dropped.issuperset(leading) and len(dropped) >= len(COLUMNS)
 
 
-def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[MigrateOperation]:
+def of_former_queue(op: ops.ModifyTableOps, options: MigrationOptions) -> Iterator[ops.MigrateOperation]:
     """Yield the operations that turn a queue into an ordinary table; their downgrade makes it a queue and adopts its
     rows."""
-    dropped = [each for each in op.ops if isinstance(each, DropColumnOp)]
+    dropped = [each for each in op.ops if isinstance(each, ops.DropColumnOp)]
     rest = [each for each in op.ops if each not in dropped]
     ours = [*_index_names(op), index_name(op.table_name, "errors")]
     yield from _rest(op, rest, ours if options.concurrently else ())
@@ -189,21 +179,23 @@ def _adoption(status: str, available_at: str, options: MigrationOptions) -> Adop
     return Adoption(status=status, available_at=available_at, becomes=Status(options.existing_rows))
 
 
-def _index_names(op: ModifyTableOps) -> list[str]:
+def _index_names(op: ops.ModifyTableOps) -> list[str]:
     return [index_name(op.table_name, kind) for kind in _KINDS]
 
 
-def _index_columns(op: ModifyTableOps) -> list[list[str]]:
+def _index_columns(op: ops.ModifyTableOps) -> list[list[str]]:
     """Return the columns of the queue's dropped indexes: the claim index first, which begins with the status."""
-    dropped = {str(each.index_name): each.to_index() for each in op.ops if isinstance(each, DropIndexOp)}
+    dropped = {str(each.index_name): each.to_index() for each in op.ops if isinstance(each, ops.DropIndexOp)}
     return [[column.name for column in dropped[name].columns] for name in _index_names(op) if name in dropped]
 
 
 def _rest(
-    op: ModifyTableOps, rest: Sequence[MigrateOperation], concurrently: Collection[str]
-) -> Iterator[MigrateOperation]:
+    op: ops.ModifyTableOps, rest: Sequence[ops.MigrateOperation], concurrently: Collection[str]
+) -> Iterator[ops.MigrateOperation]:
     indexes = [
-        each for each in rest if isinstance(each, CreateIndexOp | DropIndexOp) and str(each.index_name) in concurrently
+        each
+        for each in rest
+        if isinstance(each, ops.CreateIndexOp | ops.DropIndexOp) and str(each.index_name) in concurrently
     ]
     others = [each for each in rest if each not in indexes]
     if others:
@@ -212,7 +204,7 @@ def _rest(
         yield ConcurrentIndexesOps(op.table_name, [_concurrent(each) for each in indexes], schema=op.schema)
 
 
-def _concurrent(op: CreateIndexOp | DropIndexOp) -> MigrateOperation:
+def _concurrent(op: ops.CreateIndexOp | ops.DropIndexOp) -> ops.MigrateOperation:
     index = op.to_index()
     index.dialect_kwargs[CONCURRENTLY] = True
     return type(op).from_index(index)
@@ -224,14 +216,14 @@ Key: TypeAlias = tuple[str | None, str]
 """The key of a table: its schema (``None`` for the default schema) and its name."""
 
 
-def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+def verify_first(context: AutogenContext, upgrade_ops: ops.UpgradeOps) -> PriorityDispatchResult:
     """Raise :class:`.UnsupportedDialectError` before the comparison if the server does not support queues."""
     if context.connection is not None:
         verify(context.connection, context.metadata or ())
     return PriorityDispatchResult.CONTINUE
 
 
-def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+def complete(context: AutogenContext, upgrade_ops: ops.UpgradeOps) -> PriorityDispatchResult:
     """Add what queues need to the operations that Alembic has found."""
     if context.connection is not None:
         Revision(context, context.connection, upgrade_ops.ops).complete()
@@ -241,7 +233,7 @@ def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispat
 class Revision:
     """The operations of a revision that is being generated, and the project's queues."""
 
-    def __init__(self, context: AutogenContext, connection: Connection, operations: list[MigrateOperation]) -> None:
+    def __init__(self, context: AutogenContext, connection: Connection, operations: list[ops.MigrateOperation]) -> None:
         self.context = context
         self.connection = connection
         self.operations = operations
@@ -255,7 +247,7 @@ class Revision:
             if any(isinstance(column.type, WrappedType) for column in table.columns)
         }
         """The tables of queues and those beside them."""
-        self.created = {self._key(op.schema, op.table_name) for op in operations if isinstance(op, CreateTableOp)}
+        self.created = {self._key(op.schema, op.table_name) for op in operations if isinstance(op, ops.CreateTableOp)}
 
     def complete(self) -> None:
         """Complete the list of operations in place."""
@@ -269,14 +261,14 @@ class Revision:
             begin, end = (BoundaryOp(ours, begins=begins, atomic=atomic) for begins in (True, False))
             self.operations[:] = [begin, *self.operations, end]
 
-    def _alters_queue(self, op: MigrateOperation) -> bool:
+    def _alters_queue(self, op: ops.MigrateOperation) -> bool:
         """Return whether ``op`` alters an existing table that is, becomes or was a queue."""
         if isinstance(op, AddQueueColumnsOp | DropQueueColumnsOp | RenameColumnsOp):
             return True
-        key = self._key(op.schema, op.table_name) if isinstance(op, ModifyTableOps) else None
+        key = self._key(op.schema, op.table_name) if isinstance(op, ops.ModifyTableOps) else None
         return key in self.queues and key not in self.created
 
-    def _add(self, mending: ModifyTableOps) -> None:
+    def _add(self, mending: ops.ModifyTableOps) -> None:
         """Append to the table's existing operations, if any: indexes are dropped before columns, created after."""
         if not isinstance(mending, SetDefaultsOp):
             for op in self._changes(self._key(mending.schema, mending.table_name)):
@@ -285,10 +277,10 @@ class Revision:
                     return
         self.operations.append(mending)
 
-    def _changes(self, key: Key) -> Iterator[ModifyTableOps]:
+    def _changes(self, key: Key) -> Iterator[ops.ModifyTableOps]:
         """Yield the operations on a table that have been found so far."""
         for op in self.operations:
-            if isinstance(op, ModifyTableOps) and self._key(op.schema, op.table_name) == key:
+            if isinstance(op, ops.ModifyTableOps) and self._key(op.schema, op.table_name) == key:
                 yield op
 
     def _visible_queues(self) -> Iterator[QueueSpec]:
@@ -301,7 +293,7 @@ class Revision:
     def _key(self, schema: str | None, name: str) -> Key:
         return (None if schema == self.connection.dialect.default_schema_name else schema), name
 
-    def _mending(self) -> Iterator[ModifyTableOps]:
+    def _mending(self) -> Iterator[ops.ModifyTableOps]:
         """Yield fixes for indexes and defaults that differ from the model and that Alembic has not noticed."""
         for wrong in drift(self.connection, self.queues.values()):
             if isinstance(wrong, WrongDefault):
@@ -314,17 +306,17 @@ class Revision:
             noticed = [(op, number) for op in self._changes(key) if (number := _mentions(op, index))]
             for op, number in noticed:
                 if number == 1:  # it is only created: SQLAlchemy does not see MariaDB's IGNORED indexes
-                    op.ops[:] = [DropIndexOp.from_index(old), *op.ops]
+                    op.ops[:] = [ops.DropIndexOp.from_index(old), *op.ops]
             if is_visible and not noticed:
-                replacing = [DropIndexOp.from_index(old), CreateIndexOp.from_index(index)]
-                yield ModifyTableOps(table.name, replacing, schema=table.schema)
+                replacing = [ops.DropIndexOp.from_index(old), ops.CreateIndexOp.from_index(index)]
+                yield ops.ModifyTableOps(table.name, replacing, schema=table.schema)
 
-    def _mending_default(self, wrong: WrongDefault) -> Iterator[ModifyTableOps]:
+    def _mending_default(self, wrong: WrongDefault) -> Iterator[ops.ModifyTableOps]:
         """Yield the fix, unless Alembic already changes this default or the project's filters exclude the column."""
         column, table = wrong.column, wrong.spec.table
         key = self._key(table.schema, table.name)
         altered = [each for op in self._changes(key) for each in op.ops]
-        if any(isinstance(each, AlterColumnOp) and each.column_name == column.name for each in altered):
+        if any(isinstance(each, ops.AlterColumnOp) and each.column_name == column.name for each in altered):
             return
         if self.context.run_object_filters(column, column.name, "column", False, None):
             value = constant(wrong.live) or ""
@@ -340,13 +332,13 @@ class Revision:
         options: dict[str, Any] = {option: text(live.predicate)} if option and live.predicate else {}
         return Index(conv(name), *terms, unique=live.unique, **options)
 
-    def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
+    def _pieces(self, op: ops.MigrateOperation) -> Iterator[ops.MigrateOperation]:
         """Yield the operations that replace ``op``."""
-        if not isinstance(op, CreateTableOp | ModifyTableOps) or isinstance(op, SetDefaultsOp):
+        if not isinstance(op, ops.CreateTableOp | ops.ModifyTableOps) or isinstance(op, SetDefaultsOp):
             yield op
             return
         key = self._key(op.schema, op.table_name)
-        if isinstance(op, CreateTableOp):
+        if isinstance(op, ops.CreateTableOp):
             yield CreateQueueTableOp.from_table(self.ours[key]) if key in self.ours else op
             return
         if key in self.queues:
@@ -359,24 +351,24 @@ class Revision:
         else:
             yield QueueTableOps(op.table_name, op.ops, schema=op.schema) if key in self.ours else op
 
-    def _new_names(self, op: ModifyTableOps, spec: QueueSpec) -> dict[str, str]:
-        if not any(isinstance(each, DropColumnOp) for each in op.ops):
+    def _new_names(self, op: ops.ModifyTableOps, spec: QueueSpec) -> dict[str, str]:
+        if not any(isinstance(each, ops.DropColumnOp) for each in op.ops):
             return {}
         table = Table(op.table_name, MetaData(), schema=op.schema)
         return renamed(op, spec, self.adapter.inspection.live_indexes(self.connection, table))
 
-    def _keep_order(self, op: ModifyTableOps) -> None:
+    def _keep_order(self, op: ops.ModifyTableOps) -> None:
         """Restore descending terms of dropped indexes, which SQLAlchemy does not reflect on every engine."""
-        if not any(isinstance(each, DropIndexOp) for each in op.ops):
+        if not any(isinstance(each, ops.DropIndexOp) for each in op.ops):
             return
         table = Table(op.table_name, MetaData(), schema=op.schema)
         live = self.adapter.inspection.live_indexes(self.connection, table)
         downward = {name: index for name, index in live.items() if any(term.descending for term in index.terms)}
         for number, each in enumerate(op.ops):
-            if isinstance(each, DropIndexOp) and (name := str(each.index_name)) in downward:
-                op.ops[number] = DropIndexOp.from_index(self._as_it_is(table, name, downward[name]))
+            if isinstance(each, ops.DropIndexOp) and (name := str(each.index_name)) in downward:
+                op.ops[number] = ops.DropIndexOp.from_index(self._as_it_is(table, name, downward[name]))
 
-    def _storage(self) -> list[MigrateOperation]:
+    def _storage(self) -> list[ops.MigrateOperation]:
         """Return storage operations for tables that become queues, and for others that lack the parameters."""
         adopted = {
             self._key(op.schema, op.table_name)
@@ -390,6 +382,8 @@ class Revision:
         ]
 
 
-def _mentions(op: ModifyTableOps, index: Index) -> int:
+def _mentions(op: ops.ModifyTableOps, index: Index) -> int:
     """Return how many of the operations drop or create ``index``."""
-    return sum(isinstance(each, CreateIndexOp | DropIndexOp) and each.index_name == index.name for each in op.ops)
+    return sum(
+        isinstance(each, ops.CreateIndexOp | ops.DropIndexOp) and each.index_name == index.name for each in op.ops
+    )

@@ -13,16 +13,7 @@ from typing import Any, Self
 from alembic.autogenerate import renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import render_op
-from alembic.operations.ops import (
-    AddColumnOp,
-    AlterColumnOp,
-    CreateTableOp,
-    DropColumnOp,
-    DropIndexOp,
-    DropTableOp,
-    MigrateOperation,
-    ModifyTableOps,
-)
+from alembic.operations import ops
 from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, DateTime, Identity, MetaData, Table
 from sqlalchemy import literal as bound
@@ -119,7 +110,7 @@ def initial_default(column: Column[Any]) -> Any:
 
 def compare_default(
     context: AutogenContext,
-    op: AlterColumnOp,
+    op: ops.AlterColumnOp,
     _schema: str | None,
     _table: str,
     _column: str,
@@ -143,7 +134,7 @@ def compare_default(
 # -- operations that Alembic does not have; they are rendered into revisions as standard operations -------------------
 
 
-class QueueOp(MigrateOperation):
+class QueueOp(ops.MigrateOperation):
     """An operation on the tables of queues."""
 
 
@@ -182,7 +173,7 @@ class DropQueueColumnsOp(QueueOp):
         return ("drop_queue_columns", *self.addition.to_diff_tuple()[1:])
 
 
-class _OpsOfOneKind(QueueOp, ModifyTableOps):
+class _OpsOfOneKind(QueueOp, ops.ModifyTableOps):
     """Operations on a table that are rendered together, and whose reverses are as well."""
 
     def reverse(self) -> Self:
@@ -226,16 +217,16 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
     return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
 
 
-class CreateQueueTableOp(QueueOp, CreateTableOp):
+class CreateQueueTableOp(QueueOp, ops.CreateTableOp):
     """Creates the table of a queue, or a table beside the queues."""
 
 
 @dataclass(eq=False)
-class BoundaryOp(MigrateOperation):
+class BoundaryOp(ops.MigrateOperation):
     """Begins or ends a revision: says what becomes of existing rows, rejects other engines than those that the revision
     is for, and, if it is ``atomic``, makes SQLite execute it completely or not at all, with the change of version."""
 
-    operations: Sequence[MigrateOperation]
+    operations: Sequence[ops.MigrateOperation]
     """The operations on queues."""
     begins: bool = field(kw_only=True)
     atomic: bool = field(kw_only=True)
@@ -267,14 +258,14 @@ class StorageOp(QueueOp):
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
-_DROPS = (DropQueueColumnsOp, DropColumnOp, DropIndexOp, DropTableOp)
+_DROPS = (DropQueueColumnsOp, ops.DropColumnOp, ops.DropIndexOp, ops.DropTableOp)
 
 
-def _is_portable(op: MigrateOperation) -> bool:
+def _is_portable(op: ops.MigrateOperation) -> bool:
     """Return whether ``op`` is rendered alike for all engines: it only drops something."""
     if isinstance(op, DropQueueColumnsOp) and op.addition.waiting:
         return False
-    return isinstance(op, _DROPS) or (isinstance(op, ModifyTableOps) and all(map(_is_portable, op.ops)))
+    return isinstance(op, _DROPS) or (isinstance(op, ops.ModifyTableOps) and all(map(_is_portable, op.ops)))
 
 
 @renderers.dispatch_for(BoundaryOp)
@@ -320,7 +311,9 @@ def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str
     engines = engines_of(context)
     default = initial_default if op.adoption is None else partial(op.adoption.default, engines=engines)
     first = [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in op.columns]
-    adding = {each.name: _rendered(context, [AddColumnOp(op.table_name, each, schema=op.schema)])[0] for each in first}
+    adding = {
+        each.name: _rendered(context, [ops.AddColumnOp(op.table_name, each, schema=op.schema)])[0] for each in first
+    }
     target = Table(op.table_name, MetaData(), schema=op.schema)
     changed = [
         alter_default(target, column, each.server_default)
@@ -341,7 +334,7 @@ def _in_schema(schema: str | None) -> str:
 
 @renderers.dispatch_for(SetDefaultsOp)
 def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
-    altering = [each for each in op.ops if isinstance(each, AlterColumnOp)]
+    altering = [each for each in op.ops if isinstance(each, ops.AlterColumnOp)]
     engines = engines_of(context)
     lines = []
     for each in altering:
@@ -365,7 +358,7 @@ def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
 @renderers.dispatch_for(RenameColumnsOp)
 def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
     renaming = [
-        AlterColumnOp(
+        ops.AlterColumnOp(
             op.table_name,
             column.name,
             schema=op.schema,
@@ -379,9 +372,9 @@ def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
     return list(map(folded, _rendered(context, renaming)))
 
 
-def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
+def alter_default(table: Table, column: Column[Any], existing: Any) -> ops.AlterColumnOp:
     """Return the operation that replaces the ``existing`` default of ``column`` with the model's."""
-    return AlterColumnOp(
+    return ops.AlterColumnOp(
         table.name,
         column.name,
         schema=table.schema,
@@ -429,13 +422,13 @@ def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
     return [*_ending(context, op.addition), *looped(calls)]
 
 
-def _rendered(context: AutogenContext, ops: Sequence[MigrateOperation]) -> list[str]:
+def _rendered(context: AutogenContext, operations: Sequence[ops.MigrateOperation]) -> list[str]:
     """Render one ALTER TABLE for each operation, even if the project uses batch mode.
 
     In batch mode, Alembic would recreate the table on SQLite, which deletes rows that refer to it.
     """
     with for_queues(context, render_as_batch=False):
-        return [line for op in ops for line in render_op(context, op)]
+        return [line for op in operations for line in render_op(context, op)]
 
 
 @renderers.dispatch_for(CreateQueueTableOp)
@@ -445,18 +438,18 @@ def _render_creation(context: AutogenContext, op: CreateQueueTableOp) -> list[st
     creating = copy(op)
     creating.kw = {option: value for option, value in op.kw.items() if option not in options - kept}
     with for_queues(context):
-        return [folded(renderers.dispatch(CreateTableOp)(context, creating))]
+        return [folded(renderers.dispatch(ops.CreateTableOp)(context, creating))]
 
 
 @renderers.dispatch_for(QueueTableOps)
-def _render_table(context: AutogenContext, op: ModifyTableOps) -> list[str]:
-    ops = [of_engines(context, each) for each in op.ops]
+def _render_table(context: AutogenContext, op: ops.ModifyTableOps) -> list[str]:
+    pieces = [of_engines(context, each) for each in op.ops]
     with for_queues(context):
         if context.opts.get("render_as_batch"):
-            lines = render_op(context, ModifyTableOps(op.table_name, ops, schema=op.schema))
+            lines = render_op(context, ops.ModifyTableOps(op.table_name, pieces, schema=op.schema))
             return [folded(line, WIDTH - 4) for line in lines]
         lines = []
-        for drops, some in groupby(ops, key=lambda each: isinstance(each, DropIndexOp)):
+        for drops, some in groupby(pieces, key=lambda each: isinstance(each, ops.DropIndexOp)):
             calls = [(str(getattr(each, "index_name", "")), line) for each in some for line in render_op(context, each)]
             lines += looped(dict(calls)) if drops else [folded(line) for _, line in calls]
         return lines
