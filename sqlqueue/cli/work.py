@@ -10,11 +10,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 from sqlalchemy import create_engine
@@ -79,15 +78,7 @@ Processes = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, not only problems.")]
 
 
-class LogLevel(StrEnum):
-    """The levels of ``--log-level``."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 Level = Annotated[
     LogLevel | None,
     typer.Option("--log-level", case_sensitive=False, help="Log nothing below this level. Default: info."),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session, load_only
 from starlette.requests import Request
@@ -105,8 +105,7 @@ ROLES = ("status", "claimed_by", "claimed_at", "available_at", "finished_at", "t
 """The columns that are read of a running task, as far as its queue has them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTask:
+class RunningTask(NamedTuple):
     """A task that is running."""
 
     queue: str
@@ -117,8 +116,7 @@ class RunningTask:
     """The queue's columns, by role."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(NamedTuple):
     """The running tasks of a queue."""
 
     queue: str
@@ -158,16 +156,12 @@ def read_running(session: Session, spec: QueueSpec) -> Running:
     names = {role: spec.attributes[role] for role in ROLES if role in spec.attributes}
     shown = load_only(*(getattr(spec.entity, name) for name in names.values()))
     found = page(session, spec.entity, status=Status.RUNNING, limit=RUNNING, options=[shown])
+    owns = ({role: getattr(task, name) for role, name in names.items()} for task in found.tasks)
     tasks = [
-        RunningTask(
-            queue=spec.name,
-            key=key_text(key_of(spec, task)),
-            by=str(getattr(task, names["claimed_by"])),
-            own={role: getattr(task, name) for role, name in names.items()},
-        )
-        for task in found.tasks
+        RunningTask(spec.name, key_text(key_of(spec, task)), str(own["claimed_by"]), own)
+        for task, own in zip(found.tasks, owns, strict=True)
     ]
-    return Running(queue=spec.name, tasks=tasks, more=found.next is not None, at=present(session, spec))
+    return Running(spec.name, tasks, found.next is not None, present(session, spec))
 
 
 def _by_claimer(queues: Iterable[Running]) -> dict[str, list[RunningTask]]:
