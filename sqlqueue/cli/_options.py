@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from enum import StrEnum
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..queue.spec import Criterion, QueueSpec
 from ._database import R, transact
 from ._output import refusal
 
-E = TypeVar("E", bound=StrEnum)
+E = TypeVar("E", bound=str)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -152,19 +151,19 @@ def duration(*names: str, metavar: str = "TIME", text: str) -> Any:
     return typer.Option(*names, metavar=metavar, parser=age, help=text)
 
 
-def choice(kind: type[E]) -> Callable[[str], E]:
-    """Return a parser of the values of ``kind``; anything else is a usage error."""
+def choice(values: Sequence[E]) -> Callable[[str], E]:
+    """Return a parser of these ``values``; anything else is a usage error."""
 
     def parse(text: str) -> E:
-        try:
-            return kind(text)
-        except ValueError as error:
-            raise refusal(f"{text!r} is not one of {', '.join(repr(each.value) for each in kind)}") from error
+        for each in values:
+            if each == text:
+                return each
+        raise refusal(f"{text!r} is not one of {', '.join(repr(str(each)) for each in values)}")
 
     return parse
 
 
-_state = choice(Status)
+_state = choice([*Status])
 Statuses = Annotated[
     list[str] | None,
     typer.Option(

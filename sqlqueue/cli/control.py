@@ -5,9 +5,8 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 from sqlalchemy.orm import Session
@@ -343,18 +342,12 @@ def _account() -> str:
 # -- the command `sqlqueue workers` -----------------------------------------------------------------------------------
 
 
-class WorkerCommand(StrEnum):
-    """A command that ``sqlqueue workers`` sends to workers."""
-
-    DRAIN = "drain"
-    STOP = "stop"
-    SET_CONCURRENCY = "set-concurrency"
-    RELEASE = "release"
-
-
+WorkerCommand: TypeAlias = Literal["drain", "stop", "set-concurrency", "release"]
 Do = Annotated[
     WorkerCommand | None,
-    typer.Argument(metavar="ACTION", parser=choice(WorkerCommand), help="drain, stop, set-concurrency or release."),
+    typer.Argument(
+        metavar="ACTION", parser=choice(get_args(WorkerCommand)), help="drain, stop, set-concurrency or release."
+    ),
 ]
 Given = Annotated[
     str | None,
@@ -410,14 +403,14 @@ def workers(
     """
     base = load(target)
     number, worker = _given(action, given, worker)
-    if force and action is not WorkerCommand.RELEASE:
+    if force and action != "release":
         raise refusal("--force is allowed only with release")
     check_registered(base)
-    if action is not None and action is not WorkerCommand.SET_CONCURRENCY:
-        tasks = "the tasks of " if action is WorkerCommand.RELEASE else ""
-        confirm(f"{action.value} {tasks}{worker or 'all workers'}", yes=yes)
+    if action is not None and action != "set-concurrency":
+        tasks = "the tasks of " if action == "release" else ""
+        confirm(f"{action} {tasks}{worker or 'all workers'}", yes=yes)
     done: dict[str, int] = {}
-    if action is WorkerCommand.RELEASE:
+    if action == "release":
         released = transact(url, lambda session: operations.release_workers(session, base, worker or "", force=force))
         done = {"released": released, "locked": released.locked}
     elif action is not None:
@@ -435,7 +428,7 @@ def workers(
 def _given(action: WorkerCommand | None, given: str | None, worker: str | None) -> tuple[int | None, str | None]:
     """Return the number of calls, and the name of the worker."""
     number: int | None = None
-    if action is WorkerCommand.SET_CONCURRENCY and given is not None:
+    if action == "set-concurrency" and given is not None:
         if not given.isdecimal() or not 1 <= int(given) <= MOST_AT_ONCE:
             raise refusal(f"set-concurrency {given}: give a number from 1 to {MOST_AT_ONCE:,}")
         number = int(given)
@@ -443,15 +436,15 @@ def _given(action: WorkerCommand | None, given: str | None, worker: str | None) 
         if worker is not None:
             raise refusal(f"both {given} and --worker {worker} are given: name one worker")
         worker = given
-    if action is WorkerCommand.RELEASE and not worker:
+    if action == "release" and not worker:
         raise refusal("release needs the name, id or host of the workers")
     return number, worker
 
 
 def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
-    if action is WorkerCommand.SET_CONCURRENCY:
+    if action == "set-concurrency":
         return operations.set_concurrency(session, base, number, worker)
-    told = operations.drain_workers if action is WorkerCommand.DRAIN else operations.stop_workers
+    told = operations.drain_workers if action == "drain" else operations.stop_workers
     return told(session, base, worker)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import typer
 from sqlalchemy.orm import Session
@@ -20,18 +19,10 @@ from ..queue.spec import QueueSpec
 from ._options import AsJson, Queues, choice, names_of
 from ._output import facts, print_json, print_table, refusal, report, say
 
-
-class ScheduleAction(StrEnum):
-    """A change of a recurring task."""
-
-    RUN_NOW = "run-now"
-    STOP = "stop"
-    RESCHEDULE = "reschedule"
-
-
+ScheduleAction: TypeAlias = Literal["run-now", "stop", "reschedule"]
 Do = Annotated[
     ScheduleAction | None,
-    typer.Argument(metavar="ACTION", parser=choice(ScheduleAction), help="run-now, stop or reschedule."),
+    typer.Argument(metavar="ACTION", parser=choice(get_args(ScheduleAction)), help="run-now, stop or reschedule."),
 ]
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="The task's unique_key, or its primary key.")]
 Plan = Annotated[
@@ -93,7 +84,7 @@ def schedules(
     specs = [spec for spec in queues.chosen if spec.recurs]
     if not specs:
         raise refusal(f"the queues have no schedules: derive {names_of(queues.chosen)} from RecurringMixin")
-    if schedule is not None and action is not ScheduleAction.RESCHEDULE:
+    if schedule is not None and action != "reschedule":
         raise refusal("--schedule is for reschedule")
     first = None if exact else SCHEDULES_READ
     if action is not None:
@@ -177,9 +168,9 @@ def _change_one(
         raise refusal(f"{action}: name the task, as sqlqueue schedules shows it")
 
     changes: dict[ScheduleAction, tuple[Callable[..., int], str]] = {
-        ScheduleAction.RUN_NOW: (operations.run_now, "runs now"),
-        ScheduleAction.STOP: (operations.unschedule, "stopped"),
-        ScheduleAction.RESCHEDULE: (partial(operations.reschedule, schedule=schedule), "rescheduled"),
+        "run-now": (operations.run_now, "runs now"),
+        "stop": (operations.unschedule, "stopped"),
+        "reschedule": (partial(operations.reschedule, schedule=schedule), "rescheduled"),
     }
     work, told = changes[action]
 
