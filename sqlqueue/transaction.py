@@ -17,7 +17,6 @@ from sqlalchemy import Connection, Engine, Table, event, false, select
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import InstanceState, ORMExecuteState, Session, SessionTransaction, scoped_session
 from sqlalchemy.orm.attributes import instance_state
-from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.util import immutabledict
 
@@ -387,7 +386,7 @@ def _find_claim(
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
     """Return the session's instance of a claim that was committed before, if there is one."""
-    task = session.identity_map.get(identity_key(claim.entity, claim.identity))
+    task = session.identity_map.get(spec_of(claim.entity).mapper.identity_key_from_primary_key(claim.identity))
     state = None if task is None else instance_state(task)
     held = None if state is None else held_claim_in(state)
     return state if held is not None and held.claim == claim else None

@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias, overload
 from sqlalchemy import and_, literal_column
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Session
-from sqlalchemy.orm.attributes import instance_dict, instance_state, set_committed_value
-from sqlalchemy.orm.util import identity_key
+from sqlalchemy.orm.attributes import instance_dict, set_committed_value
 
 from .._support.checks import check_json, duration
 from .._support.errors import ArgumentError, Claim, ClaimLostError, IllegalTransitionError
@@ -137,7 +136,7 @@ def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> Non
 
 def _expunge(session: Session, spec: QueueSpec, identities: Iterable[Identity]) -> None:
     for identity in identities:
-        task = session.identity_map.get(identity_key(spec.entity, identity))
+        task = session.identity_map.get(spec.mapper.identity_key_from_primary_key(identity))
         if task is not None:
             session.expunge(task)
 
@@ -192,7 +191,7 @@ def _last(fenced: FencedClaims) -> Iterator[Claim]:
     """Yield the claims that have no attempt left, according to instances of the session."""
     spec, present = fenced.fence.spec, fenced.session.identity_map
     for claim in fenced.claims if present else ():
-        task = present.get(identity_key(spec.entity, claim.identity))
+        task = present.get(spec.mapper.identity_key_from_primary_key(claim.identity))
         if task is not None and Attempt.of(spec, claim, instance_dict(task)).is_last:
             yield claim
 
@@ -603,10 +602,7 @@ def _settle_held(
         ledger_of(session).remember(session, [(state, held._replace(settled=outcome)) for held, state in present])
     else:
         ledger_of(session).wrote(session, [state for _, state in present])
-    for held, state in present:
-        task = state.obj()
-        if task is not None and state.session is session:
-            _show(session, task, held, settlement)
+    _show(session, present, settlement)
     if held_claims and _makes_claimable(session, adapter, spec, held_claims, settlement):
         announce(session, spec)
     return lost
@@ -652,28 +648,45 @@ def _makes_claimable(
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
-def _show(session: Session, task: object, held: HeldClaim, settlement: Settlement) -> None:
-    """Show in an instance what the settlement has written.
+def _show(session: Session, present: Sequence[tuple[HeldClaim, InstanceState[Any]]], settlement: Settlement) -> None:
+    """Show in instances what the settlement has written.
 
     Attributes with a value that only the database knows expire.
     """
-    spec, shown = spec_of(held.claim.entity), instance_state(task).dict
-    values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
-    changes = settlement.shows(spec, {**values, "attempt": held.claim.attempt})
+    shown_alike: dict[Hashable, tuple[Mapping[str, Any], Sequence[str]]] = {}
+    for held, state in present:
+        task = state.obj()
+        if task is None or state.session is not session:
+            continue
+        spec, values = spec_of(held.claim.entity), state.dict
+        shown = {role: values[name] for role in _READ if (name := spec.attributes.get(role)) in values}
+        alike = spec, held.locked_by, held.claim.attempt, *shown.items()
+        if alike not in shown_alike:
+            shown_alike[alike] = _shown(spec, held, settlement, shown)
+        known, unknown = shown_alike[alike]
+        for name, value in known.items():
+            set_committed_value(task, name, value)
+        session.expire(task, unknown)
+
+
+_READ = ("max_attempts", "unique_key", "former_key")
+"""The roles whose values :attr:`Settlement.shows` reads, besides that of the attempt."""
+
+
+def _shown(
+    spec: QueueSpec, held: HeldClaim, settlement: Settlement, shown: Shown
+) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return the new values of attributes, and the attributes whose values only the database knows."""
+    changes = settlement.shows(spec, {**shown, "attempt": held.claim.attempt})
     if changes is None:
-        session.expire(task, _written(spec, locked=held.locked_by is not None))
-        return
+        return {}, _written(spec, locked=held.locked_by is not None)
     if held.locked_by is not None:  # the settlement writes the claim as well
         planned = {"scheduled_for": UNKNOWN} if spec.recurs else {}
         claim = {"claimed_by": held.locked_by, "claimed_at": UNKNOWN, "attempt": held.claim.attempt}
         changes = {**changes, **claim, **planned}
-    unknown = [*_generated(spec), *_of_other_kinds(spec)]
-    for role, value in changes.items():
-        if value is UNKNOWN:
-            unknown.append(spec.attributes[role])
-        else:
-            set_committed_value(task, spec.attributes[role], value)
-    session.expire(task, unknown)
+    known = {spec.attributes[role]: value for role, value in changes.items() if value is not UNKNOWN}
+    unknown = [spec.attributes[role] for role, value in changes.items() if value is UNKNOWN]
+    return known, [*unknown, *_generated(spec), *_of_other_kinds(spec)]
 
 
 @lru_cache

@@ -128,8 +128,7 @@ class ChunkExecutor(Executor):
                 tasks = self._attach_all(session, jobs)
                 with deadline.suspended(self.time_limit):
                     returned = call_handler(self.handler, handed, list(tasks))
-                for task in tasks:
-                    check_not_deleted(session, task)
+                check_not_deleted(session, tasks)
                 for job in jobs:
                     job.about_to_write()
                 ends = dict(zip(jobs, self._ends(jobs, tasks, returned), strict=True))

@@ -311,7 +311,7 @@ class Executor:
                 task = self._attach(session, job)
                 with deadline.suspended(self.time_limit):
                     result = call_handler(self.handler, handed, task)
-                check_not_deleted(session, task)
+                check_not_deleted(session, [task])
                 job.about_to_write()
                 is_left = False
                 if is_unsettled(task):
@@ -479,11 +479,13 @@ def too_long(timeout: timedelta) -> TimeoutError:
     return TimeoutError(f"its handler ran for longer than {timeout}")
 
 
-def check_not_deleted(session: Session, task: object) -> None:
-    """Raise :class:`.ArgumentError` if the handler has deleted its task."""
-    state = instance_state(task)
-    if task in session.deleted or state.deleted or state.was_deleted:
-        raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
+def check_not_deleted(session: Session, tasks: Sequence[object]) -> None:
+    """Raise :class:`.ArgumentError` if the handler has deleted one of its tasks."""
+    deleted = session.deleted
+    for task in tasks:
+        state = instance_state(task)
+        if task in deleted or state.deleted or state.was_deleted:
+            raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
 
 
 def close(session: Session) -> None:

@@ -226,7 +226,8 @@ class Job:
     def returns(self) -> int:
         """How often the task was returned just before, in one attempt after the other, because of errors that are not
         its fault.  The error of its row tells, which nothing else removes."""
-        found = _RETURNED.search(self._loaded.get(self.handler.spec.attributes["error"]) or "")
+        error = self._loaded.get(self.handler.spec.attributes["error"])
+        found = _RETURNED.search(error) if error else None
         return int(found[2]) if found and int(found[1]) == self.claim.attempt - 1 else 0
 
     def returned(self, error: BaseException) -> str:
