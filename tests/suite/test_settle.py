@@ -206,6 +206,29 @@ def test_a_settled_instance_shows_what_is_stored(db: Database, model: Any, lease
         db.committed.run(lambda session: session.execute(delete(model)))
 
 
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("how", ["fail", "release", "complete"])
+@pytest.mark.parametrize("model", [Task, Listing])
+def test_each_of_many_settled_instances_shows_what_is_stored(db: Database, model: Any, how: str, lease: Any) -> None:
+    """What they show depends on their attempts, on how many are left, and on their keys."""
+    attempts = [(0, 1), (0, 2), (1, 2), (4, 5), (4, 9)]
+    db.insert(
+        model,
+        [
+            {"id": number, "attempt": attempt, "max_attempts": most}
+            | ({"unique_key": f"key {number}"} if model is Listing else {})
+            for number, (attempt, most) in enumerate(attempts, start=1)
+        ],
+    )
+    with db.begin() as actor:
+        tasks = actor.claim_many(model, limit=len(attempts), lease=lease)
+        SETTLE[how](actor, tasks)
+        values = [shown(task) for task in tasks]
+    for task, each in zip(tasks, values, strict=True):
+        stored = row(db, task)
+        assert each == {role: stored[spec_of(model).columns[role]] for role in each}
+
+
 @pytest.mark.parametrize("how", ["retry", "cancel", "discard", "run_now", "rerun"])
 def test_instances_show_what_a_change_of_many_has_written(db: Database, how: str) -> None:
     status = {"run_now": "scheduled", "retry": "discarded", "rerun": "completed"}.get(how, "available")
