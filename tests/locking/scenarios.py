@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sqlqueue import Claim, claim_many, claim_of, promote, prune, reschedule, rescue
-from sqlqueue.kinds.limits import ENDLESS
+from sqlqueue.kinds.limits import ENDLESS, UNLIMITED
 from sqlqueue.operations import turns
 from sqlqueue.operations.upkeep import extend, postpone
 from sqlqueue.outbox import claim_messages
@@ -200,12 +200,13 @@ def _enqueueing() -> Sequence[Script]:
 
 
 def _limits() -> Sequence[Script]:
-    """Claim with two slots and two claimers that need one each."""
+    """Claim with two slots, or two places, and two claimers that need one each."""
     return [(claim(Visit), COMPLETE, COMMIT)] * 2
 
 
 _MAILS = [*rows_of(4, topic=["x", "y"]), {"id": 5, "topic": "x", "status": "completed", "finished_at": PAST}]
 _SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
+_PLACES = [{"slot_key": "k", "slot_number": -n, "max_attempts": 2 if n else UNLIMITED} for n in range(3)]
 
 
 # -- maintenance concurrent with claims: due and early tasks, old ones, and sets of tasks ------------------------------
@@ -430,6 +431,9 @@ SCENARIOS = {
     "sets": Scenario(Task, rows_of(4, name=["a", "b"]), _sets),
     "stages": Scenario(Film, rows_of(2, stage=["cut"]), _stages),
     "limits": Scenario(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
+    "rates": Scenario(
+        Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: [{**place, "period": 60_000} for place in _PLACES]}
+    ),
     "enqueueing": Scenario(Task, rows_of(2), _enqueueing),
     "promoting": Scenario(Task, changed(rows_of(6), _HELD, _DUE, ABANDONED, _DUE), _promoting),
     "postponing": Scenario(

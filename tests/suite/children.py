@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, create_engine, func, select
 from sqlalchemy.exc import OperationalError
@@ -102,12 +104,27 @@ def transfer(gate: Gate, url: URL) -> None:
             time.sleep(0.005)
 
 
-def start(gate: Gate, url: URL, hours: int) -> None:
-    """Start tasks until killed, on a host whose clock is off, in transactions that stay open or are rolled back."""
-    real, chance = time.time, random.Random()
+def set_clock(hours: int) -> None:
+    """Let this process see another time, in another time zone, wherever the library or its code may ask for it."""
+    real = time.time
+
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.fromtimestamp(time.time(), tz)
+
     time.time = lambda: real() + hours * 3_600
     os.environ["TZ"] = f"XYZ{hours:+}"
     time.tzset()
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("sqlqueue") and getattr(module, "datetime", None) is datetime:
+            module.datetime = Shifted  # type: ignore[attr-defined]
+
+
+def start(gate: Gate, url: URL, hours: int) -> None:
+    """Start tasks until killed, on a host whose clock is off, in transactions that stay open or are rolled back."""
+    chance = random.Random()
+    set_clock(hours)
     with session(url) as s:
         gate.wait()
         while True:

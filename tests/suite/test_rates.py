@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -141,6 +142,20 @@ def test_uncommitted_starts_count(db: Database, lease: Any) -> None:
     assert [task.limit_key for task in found] == ["a", "b"]
     b.rollback()
     a.rollback()
+
+
+@locks_rows
+def test_open_claims_withhold_few_starts_that_they_do_not_use(sync_db: Database) -> None:
+    """Of places worth several starts, each withholds what is left of one."""
+    sync_db.committed.set_rate(Fetching, "a", Rate(300, per=HOUR))
+    fetches(sync_db, *["a"] * 310)
+    with ExitStack() as open_:
+        sessions = [open_.enter_context(sync_db.session()) for _ in range(5)]
+        found = [len(session.claim_many(Fetching, limit=70)) for session in sessions]
+        assert found == [70, 70, 70, 70, 300 - 4 * 72]
+        for session in sessions:
+            session.commit()
+    assert len(start(sync_db)) == 4 * 2
 
 
 def test_the_time_of_a_start_is_written_after_the_task(sync_db: Database) -> None:

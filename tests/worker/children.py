@@ -18,8 +18,9 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession, Steps, Worker
 from sqlqueue._support import processes
 from sqlqueue.worker.supervisor import run_to_end
+from tests.suite.children import set_clock
 from tests.support.fleet import Errand
-from tests.support.models import Ledger, Task, Voyage
+from tests.support.models import Ledger, Task, Visit, Voyage
 from tests.support.processes import Gate
 from tests.support.workers import LEASE, LONG
 
@@ -37,6 +38,15 @@ def work(gate: Gate, url: URL) -> str:
     worker.run()
     engine.dispose()
     return "ended"
+
+
+def work_at_another_time(gate: Gate, url: URL, hours: int) -> None:
+    """Run tasks until killed, on a host whose clock is off."""
+    set_clock(hours)
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), poll=LONG)
+    worker.handler(Visit)(lambda task: None)
+    gate.wait()
+    worker.run()
 
 
 def never_return(gate: Gate, url: URL, own_pool: bool) -> str:

@@ -9,10 +9,13 @@ import pytest
 
 from sqlqueue import Rate
 from tests.suite.limited import visits
+from tests.suite.test_rates import started, worst
 from tests.support.harness import Database
 from tests.support.models import Visit
+from tests.support.processes import Processes
 from tests.support.rows import count
 from tests.support.workers import Workers, eventually, seen
+from tests.worker import children
 
 
 @pytest.mark.parametrize(("mode", "handler"), [("lease", lambda task: None), ("lock", lambda session, task: None)])
@@ -39,6 +42,21 @@ def test_a_worker_claims_nothing_ahead_of_a_rate(sync_db: Database, workers: Wor
     with workers.serve(Visit, handle, concurrency=2):
         eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 200)
     assert max(ahead) <= 4
+
+
+def test_rates_go_by_the_clock_of_the_database(sync_db: Database, processes: Processes) -> None:
+    rate = Rate(3, per=timedelta(seconds=0.5))
+    sync_db.committed.set_rate(Visit, "a", rate)
+    sync_db.committed.set_limit(Visit, "a", None)
+    visits(sync_db, *["a"] * 20)
+    running = [processes.spawn(children.work_at_another_time, sync_db.url, hours) for hours in (1, -1)]
+    for child in running:
+        child.wait_until_arrived()
+        child.let_pass()
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 20)
+    for child in running:
+        child.kill()
+    assert worst(started(sync_db, "a"), rate.per) <= rate.starts
 
 
 def test_a_key_whose_rate_is_used_up_costs_an_idle_worker_no_statement(sync_db: Database, workers: Workers) -> None:
