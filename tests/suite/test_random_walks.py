@@ -38,10 +38,10 @@ class Delivery(LimitMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
-class Parcel(LimitMixin, Base):
+class Consignment(LimitMixin, Base):
     """A queue with rates."""
 
-    __tablename__ = "parcel"
+    __tablename__ = "consignment"
     __queue__ = QueueOptions(slots=Slot, rate=Rate(4, per=HOUR), retry=ConstantBackoff(timedelta(0)))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
@@ -269,7 +269,7 @@ class Walk:
 
 
 @pytest.mark.parametrize(
-    ("model", "places"), [(Crawl, 100), (Delivery, 100), (Transfer, 100), (Parcel, 100), (Parcel, 2)]
+    ("model", "places"), [(Crawl, 100), (Delivery, 100), (Transfer, 100), (Consignment, 100), (Consignment, 2)]
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_starts_is_what_may_start(
