@@ -315,8 +315,9 @@ def _change_pause(
     """Change a pause and print what is paused now; ``otherwise`` says that the change was not necessary."""
     spec = queues.only
     part = _key(spec, key)
+    of_key = {} if part is None else {"key": part}
     changed, found = queues.transact(
-        lambda session: (change(session, spec.entity, topic, key=part), operations.paused(session, spec.entity))
+        lambda session: (change(session, spec.entity, topic, **of_key), operations.paused(session, spec.entity))
     )
     facts = {"queue": spec.name, "topic": topic, "key": part, "changed": changed, "paused": pauses(found)}
     told = [_pause_text(spec, each) for each in found] or [f"{spec.name} is not paused."]

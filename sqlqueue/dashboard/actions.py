@@ -137,10 +137,10 @@ def _rate(starts: str, per: str) -> Rate | None:
 
 
 def _key_to_pause(what: RequestedAction) -> Any:
-    """Return the key of the queue that the form gives, if any; 400 if it is not one."""
+    """Return the key of the queue that the form gives, or the ellipsis if it gives none; 400 if it is not one."""
     text, column = what.texts.get("of_key"), what.spec.keyed_by
     try:
-        return value(column, text) if text and column is not None else text or None
+        return value(column, text) if text and column is not None else text or ...
     except ArgumentError as error:
         raise HTTPException(400, str(error)) from error
 

@@ -215,7 +215,7 @@ def pause(
     entity: type[QueueMixin],
     topic: str | None = None,
     *,
-    key: Any = None,
+    key: Any = ...,
     reason: str | None = None,
     paused_by: str | None = None,
 ) -> bool:
@@ -223,6 +223,7 @@ def pause(
 
     A ``key`` is a value of the column that ``fair`` or ``sequential`` names, the ``limit_key`` of a
     :class:`.LimitMixin`, or the key of messages.  The other keys go on as if it had no tasks, however many it has.
+    Tasks without a key are paused with the whole queue only; ``key=None`` is refused.
 
     Runs in the session's transaction, best as its first statement, like a claim.  Workers notice within their ``poll``
     interval, or at once where they are notified; running tasks continue.  Classes that share a table are paused
@@ -251,7 +252,7 @@ def pause(
     return True
 
 
-def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None, *, key: Any = None) -> bool:
+def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None, *, key: Any = ...) -> bool:
     """Undo :func:`pause` in the session's transaction.  Returns false if it was not paused.
 
     A topic, a key and the whole queue are paused separately: workers claim only when all are resumed.  Raises the
@@ -282,7 +283,7 @@ def pauses_of(session: Session, spec: QueueSpec, topic: str | None, key: Any) ->
     """Return the pauses that keep a task of ``topic`` with this ``key`` waiting, three at most.  Reads no others."""
     places: dict[str, tuple[str | None, Any]] = {spec.table.fullname: (None, None)}
     if topic is not None:
-        places[_place(spec, topic, None)] = topic, None
+        places[_place(spec, topic, ...)] = topic, None
     if key is not None and (place := _place_of_key(spec, key)) is not None:
         places[place] = None, key
     found = _facts(session, spec, places)
@@ -347,9 +348,11 @@ _TOPIC, _IS = ":", "="
 
 def _place(spec: QueueSpec, topic: str | None, key: Any) -> str:
     """Return the key of the row that records a pause."""
-    if topic is not None and key is not None:
+    if topic is not None and key is not ...:
         raise ArgumentError(f"topic={topic!r} and key={key!r}: pause one of them, or each by its own call")
-    if key is not None:
+    if key is None:
+        raise ArgumentError("key=None: tasks without a key cannot be paused alone; for the whole queue, leave out key=")
+    if key is not ...:
         keyed_column(spec)
         place = _place_of_key(spec, key)
         if place is None:

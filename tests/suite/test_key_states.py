@@ -141,6 +141,7 @@ def test_a_session_with_criteria_sees_its_keys(db: Database) -> None:
     ("model", "key", "said"),
     [
         (Task, "a", "Task has no keys"),
+        (Crawl, None, "tasks without a key cannot be paused alone"),
         (Crawl, 7, "key=7 is not a value of crawl.site"),
         (Crawl, "x" * 400, "too long to be paused"),
         (Visit, "a\0", "is not a value of visit.limit_key"),
