@@ -23,16 +23,13 @@ from .._support.errors import ArgumentError
 from ..model.declaration import specs_of
 from ..sqltasks import SQLTaskScheduler, read_config
 from ..worker import (
-    LARGEST_PORT,
-    Address,
     LogFormat,
     ProcessLimits,
     Worker,
-    address_of,
     log_to_stderr,
-    serve_health,
     supervise,
 )
+from ..worker.probes import LARGEST_PORT, Address, address_of, serve_health
 from ._database import parsed, prepared, refusals
 from ._options import Target, Url, called, load, names_of
 from ._output import complain, refusal, say

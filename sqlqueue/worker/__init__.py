@@ -29,7 +29,7 @@ from .jobs import (
     write_reports,
 )
 from .logs import JSONLogFormatter, LogFormat, TaskLogFilter, log_fields, log_to_stderr
-from .reports import HAS_PROMETHEUS, LARGEST_PORT, TEXT, Address, Health, Reports, address_of, serve_health
+from .reports import HAS_PROMETHEUS, TEXT, Health, Reports
 from .run import ProcessLimits, handling_signals
 from .steps import AsyncSteps, Steps
 from .supervisor import supervise

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy.exc import DBAPIError
 
-from .._support.errors import ArgumentError, Claim
+from .._support.errors import Claim
 from .._support.texts import ALL_FRAMES, clear_frames, error_class, error_group, error_text, logger_of
 from .._support.tracing import HAS_OPENTELEMETRY
 from ..model.companions import WorkerState, worker_state
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from .metrics import PrometheusMetrics
     from .telemetry import Telemetry
 
-# -- the health of a worker, served over HTTP for orchestrators -------------------------------------------------------
+# -- the health of a worker ------------------------------------------------------------------------------------------
 
 logger = logger_of("sqlqueue.worker")
 _FAILURES = frozenset({"failed", "discarded", "suspected", "crashed"})
@@ -74,22 +70,6 @@ SHORTEST_STALL = 1.0
 """Seconds for which the event loop of a busy machine may not run, at the least, before it is said to stand still."""
 STALLED = 30.0
 """Seconds without progress after which a worker is not alive, and at the latest not ready."""
-LOOPBACK = "127.0.0.1"
-"""The default address: health is not exposed to other hosts unless configured."""
-LARGEST_PORT = 65_535
-CONNECTIONS = 32
-"""The maximum number of connections to the health checks."""
-IDLE = 5.0
-"""Seconds for which such a connection may be silent."""
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""The format of Prometheus."""
-
-
-class Address(NamedTuple):
-    """An address to listen on."""
-
-    host: str
-    port: int
 
 
 class Liveness:
@@ -175,106 +155,6 @@ class Liveness:
             unknown_schedules=dict(unknown_here),
             counts=dict(counts),
         )
-
-
-def address_of(text: str) -> Address:
-    """Parse ``8080`` (loopback), ``0.0.0.0:8080`` or ``[::1]:8080``.  Raises :class:`.ArgumentError` for anything
-    else."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
-    if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:
-        raise ArgumentError(f"{text!r} is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080")
-    return Address(host, int(port))
-
-
-def serve_health(
-    address: Address, health: Callable[[], Health | None], metrics: Callable[[], bytes | None] = lambda: None
-) -> ThreadingHTTPServer:
-    """Serve ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) as JSON, in a thread.
-
-    Also ``/metrics`` for Prometheus, 404 if ``metrics`` returns nothing.
-
-    A worker that has not started yet is alive but not ready.  Raises :class:`.ArgumentError` if the address cannot be
-    bound.
-    """
-    try:
-        server = _Server(address, _pages(health, metrics))
-    except (OSError, OverflowError) as error:
-        raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
-    threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
-    return server
-
-
-class _Server(ThreadingHTTPServer):
-    """A server whose clients cannot use up the threads and file descriptors of the worker."""
-
-    daemon_threads = True
-
-    def __init__(self, address: Address, page: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self._open: dict[Any, None] = {}
-        """The connections, the oldest first."""
-        self._lock = threading.Lock()
-        super().__init__(address, page)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread.  If there are too many connections, the oldest ends: a probe takes milliseconds."""
-        with self._lock:
-            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS else None
-            self._open.pop(oldest, None)
-            self._open[request] = None
-        if oldest is not None:
-            with suppress(OSError):  # it has just ended
-                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error, usually a connection that its client has closed; the base class prints a traceback."""
-        logger.debug("a health check failed", exc_info=True)
-
-
-def _pages(health: Callable[[], Health | None], metrics: Callable[[], bytes | None]) -> type[BaseHTTPRequestHandler]:
-    """Return the class that answers requests for the pages of :func:`serve_health`."""
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = IDLE
-
-        def version_string(self) -> str:
-            """Return what the header ``Server`` says: no versions."""
-            return "sqlqueue"
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            if self.path == "/metrics" and (text := metrics()) is not None:
-                self._answer(200, TEXT, text)
-                return
-            state = health()
-            answers = {"/health": state is None or state.alive, "/ready": state is not None and state.ready}
-            if self.path not in answers:
-                self.send_error(404)
-                return
-            body = json.dumps(None if state is None else asdict(state)).encode()
-            self._answer(200 if answers[self.path] else 503, "application/json", body)
-
-        def _answer(self, status: int, kind: str, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Do not log probes, which come every few seconds."""
-
-    return Page
 
 
 # -- reports of a worker: the one place that every event of a task goes through ---------------------------------------
@@ -578,6 +458,8 @@ def _completed_before(outcome: Outcome) -> Consequence:
     return Consequence("completed", logging.DEBUG, "stays completed")
 
 
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""The format of Prometheus."""
 HAS_PROMETHEUS = find_spec("prometheus_client") is not None
 
 

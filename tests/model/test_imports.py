@@ -36,12 +36,22 @@ _NEVER = {
     ],
 )
 def test_unused_modules_are_not_loaded(statement: str, unused: set[str]) -> None:
+    loaded = _loaded_by(statement)
+    assert "sqlqueue.queue.options" in loaded
+    assert not loaded & (unused | _NEVER)
+
+
+def test_a_worker_loads_no_server() -> None:
+    loaded = _loaded_by("from sqlqueue import Worker")
+    assert "sqlqueue.worker.reports" in loaded
+    assert not loaded & {"http.server", "sqlqueue.asyncio", "sqlqueue.cli", "sqlqueue.dashboard", "sqlqueue.testing"}
+
+
+def _loaded_by(statement: str) -> set[str]:
     before = "import sys, sqlalchemy.ext.asyncio; before = {*sys.modules}"
     program = f"{before}; {statement}; print(*{{*sys.modules}} - before)"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
-    loaded = {*output.stdout.split()}
-    assert "sqlqueue.queue.options" in loaded
-    assert not loaded & (unused | _NEVER)
+    return {*output.stdout.split()}
 
 
 def test_names_are_what_type_checkers_see() -> None:

@@ -35,7 +35,8 @@ from sqlqueue._support.texts import error_group
 from sqlqueue.worker import Health
 from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
-from sqlqueue.worker.reports import CONNECTIONS, Address, Reports, address_of, serve_health
+from sqlqueue.worker.probes import CONNECTIONS, Address, address_of, serve_health
+from sqlqueue.worker.reports import Reports
 from tests.support.harness import Database
 from tests.support.models import Job, Task, Traced, Visit
 from tests.support.rows import load_all
