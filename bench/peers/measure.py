@@ -72,7 +72,7 @@ def measure_peers(
             for each, (command, results) in ready.items():
                 if each.name not in missing:
                     say(f"round {number} of {plan.rounds}: {each.name}")
-                    with _reported(each, missing), _schema(engine, each.schema):
+                    with _reported(each, missing), own_schema(engine, each.schema):
                         _Turn(engine, plan, each, command, results).take()
     found = [results for each, (_, results) in ready.items() if each.name not in missing]
     baseline = next((results for results in found if results.name == BASELINE), None)
@@ -94,7 +94,8 @@ def _reported(contender: PeerContender, missing: dict[str, str]) -> Iterator[Non
 
 
 @contextmanager
-def _schema(engine: Engine, name: str) -> Iterator[None]:
+def own_schema(engine: Engine, name: str) -> Iterator[None]:
+    """Create a schema for the block, and drop it afterwards."""
     with engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {name}"))
     try:
@@ -104,7 +105,7 @@ def _schema(engine: Engine, name: str) -> Iterator[None]:
             connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
 
 
-def _within(url: URL, schema: str) -> str:
+def within(url: URL, schema: str) -> str:
     """Return the URL for drivers, with ``schema`` as the search path."""
     own = url.set(drivername="postgresql").update_query_dict({"options": f"-csearch_path={schema}"})
     return own.render_as_string(hide_password=False)
@@ -147,7 +148,7 @@ class _Turn:
                 self._results.pickups.append(self._pickup(client))
 
     def _process(self, role: str) -> Any:
-        return script(*self._command, role, *self._arguments, url=_within(self._engine.url, self._contender.schema))
+        return script(*self._command, role, *self._arguments, url=within(self._engine.url, self._contender.schema))
 
     def _sql(self, statement: str) -> Any:
         with self._engine.begin() as connection:

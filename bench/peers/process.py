@@ -25,6 +25,7 @@ class Script:
 
     def __init__(self, process: subprocess.Popen[str], errors: Any) -> None:
         self._process = process
+        self.process_id = process.pid
         self._errors = errors
         self._answers = SimpleQueue[str]()
         Thread(target=self._read, daemon=True).start()
