@@ -6,12 +6,12 @@ from time import monotonic
 from typing import Any
 
 from common import Mark, Peer, main
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.orm import sessionmaker
 
 from bench.models import Call, Job
-from sqlqueue import Worker
+from sqlqueue import QueueSession, Worker
 from sqlqueue._support.processes import settle_in
-from sqlqueue.evaluation.support import connect, sessions
 
 
 def _task(number: int) -> None:
@@ -28,8 +28,9 @@ class WithSqlqueue(Peer):
 
     def __init__(self, url: str, schema: str, concurrency: int, form: str) -> None:
         super().__init__(url, schema, concurrency, form)
-        self.engine = connect(make_url(url).set(drivername="postgresql+psycopg"), pool_size=concurrency + 5)
-        self.sessions = sessions(self.engine)
+        own = make_url(url).set(drivername="postgresql+psycopg")
+        self.engine = create_engine(own, isolation_level="READ COMMITTED", pool_size=concurrency + 5)
+        self.sessions = sessionmaker(self.engine, class_=QueueSession, expire_on_commit=False)
         self.worker = Worker(self.sessions)
         self.model: Any = Call if form == "task" else Job
         table = self.model.__tablename__
