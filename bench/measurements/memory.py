@@ -44,7 +44,7 @@ from pathlib import Path
 import psycopg
 before = Path("/proc/self/smaps_rollup").read_text()
 import sqlalchemy.orm, sqlalchemy.dialects.postgresql
-print(before, Path("/proc/self/smaps_rollup").read_text(), sep="====")
+print(before, Path("/proc/self/smaps_rollup").read_text(), sep="====", end="")
 """
 
 
