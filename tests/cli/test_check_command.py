@@ -18,9 +18,10 @@ from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.diagnostics.drift import unserved_claims
 from sqlqueue.dialects import adapters
-from tests.cli.invoking import PROGRAM, out, run
+from tests.cli.invoking import out, run
 from tests.support.check_models import Base, EmptyBase, Plain, Post
 from tests.support.models import Invoice, Notice
+from tests.support.processes import run_program
 
 MODELS = """
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -171,11 +172,6 @@ def python(directory: Path, code: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
-def program(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `sqlqueue check` in `directory`."""
-    return python(directory, PROGRAM, "check", *arguments)
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(MODELS)
@@ -186,7 +182,8 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_exit_status_of_a_deployment(project: Path) -> None:
     (project / "shop.db").touch()
-    told = program(project, "--url", "sqlite:///shop.db", "shop:Holder.base")
+    arguments = ["--url", "sqlite:///shop.db", "shop:Holder.base"]
+    told = run_program(["sqlqueue", "check", *arguments], project, COLUMNS="200")
     assert told.returncode == 1
     assert "there is no table job" in told.stdout
     assert told.stderr == ""

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from sqlqueue.cli import application
 from tests.cli.invoking import PROGRAM, words
 from tests.support.models import Base, Letter, Mail, Task
+from tests.support.processes import run_program
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE = 180.0
@@ -43,11 +44,7 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def work(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", PROGRAM, "work", "jobs_of_test:worker", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    return run_program(["sqlqueue", "work", "jobs_of_test:worker", *arguments], directory, timeout=PATIENCE)
 
 
 def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
@@ -88,7 +85,9 @@ def test_lines_of_the_application_are_logged_too_and_each_once(jobs: Path) -> No
         session.add(Task(id=7))
     engine.dispose()
     (jobs / "jobs_of_test.py").write_text(SHOP)
-    told = work(jobs, "--log-format", "json")
+    command = [sys.executable, "-P", "-c", PROGRAM, "work", "jobs_of_test:worker", "--log-format", "json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    told = subprocess.run(command, cwd=jobs, env=environment, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in told.stderr.splitlines()]
     assert [each["logger"] for each in lines].count("audit") == 1
     assert [each["logger"] for each in lines].count("exit") == 2, "not in each of the two processes"

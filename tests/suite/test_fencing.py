@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select
 
-import sqlqueue
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, every_call
@@ -216,22 +215,3 @@ def test_business_writes_commit_with_the_completion(db: Database) -> None:
                 assert everything(db) == before
             session.commit()
     assert (len(everything(db)), load(db, Task, 1).status) == (3, "completed")
-
-
-def test_functions_on_a_plain_session(db: Database) -> None:
-    db.insert(Task, [{"id": n} for n in range(1, 6)])
-    session = db.session(class_=db.plain_class)
-    task = session.run(sqlqueue.claim, Task, Task.id == 2, claimed_by="me")
-    session.run(sqlqueue.complete, task)
-    assert session.run(sqlqueue.consume, Task, Task.id == 4).id == 4
-    rest = session.run(sqlqueue.claim_many, Task, limit=2)
-    session.run(sqlqueue.release, rest)
-    assert len(session.run(sqlqueue.consume_many, Task, Task.id > 3, limit=9)) == 1
-    session.commit()
-    assert [task.status for task in load_all(db, Task)] == [
-        "available",
-        "completed",
-        "available",
-        "completed",
-        "completed",
-    ]

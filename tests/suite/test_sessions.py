@@ -18,7 +18,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.worker import Worker
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
-from tests.support.models import Base, Listing, Outgoing, QueuePause, Slot, Task, Visit
+from tests.support.models import Base, Listing, Outgoing, QueuePause, Slot, Spool, Task, Visit
 
 OPERATIONS = {
     name: function
@@ -42,6 +42,7 @@ def test_an_operation_is_a_method(name: str, base: tuple[type, type]) -> None:
 @pytest.mark.one_engine
 def test_functions_on_a_plain_session(db: Database) -> None:
     db.insert(Task, [{"number": n} for n in range(len(SETTLINGS))])
+    db.insert(Spool, [{}] * 3)
     with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.pause, Task) is True
         assert len(session.run(sqlqueue.paused, Task)) == 1
@@ -49,6 +50,8 @@ def test_functions_on_a_plain_session(db: Database) -> None:
         for settling in SETTLINGS.values():
             task = session.run(sqlqueue.claim, Task)
             session.run(getattr(sqlqueue, settling.name), task, *settling.arguments)
+        assert session.run(sqlqueue.consume, Spool) is not None
+        assert len(session.run(sqlqueue.consume_many, Spool, limit=9)) == 2
         session.run(sqlqueue.enqueue, Listing(unique_key="k"), on_conflict="ignore")
     with db.begin(class_=db.plain_class) as session:
         assert session.run(sqlqueue.overview, Task).finished_last_hour == 3
