@@ -200,9 +200,9 @@ def stalls(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Check the wheel as a user installs it: it contains only the package, and runs outside the checkout."""
-    session.install("build")
+    session.install("build[uv]")
     directory = Path(session.create_tmp()).resolve()
-    session.run("python", "-m", "build", "--outdir", str(directory / "dist"))
+    session.run("python", "-m", "build", "--installer", "uv", "--outdir", str(directory / "dist"))
     (wheel,) = (directory / "dist").glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     strangers = [name for name in names if not name.startswith(("sqlqueue/", "sqlalchemy_"))]
@@ -212,17 +212,18 @@ def package(session: nox.Session) -> None:
     missing = [str(path) for path in pages if path.as_posix() not in names]
     if missing or not pages:
         session.error(f"the wheel lacks {missing}")
-    session.run("python", "-m", "venv", "--clear", str(directory / "venv"))
+    session.run("uv", "venv", "--clear", "--quiet", "--python", "python", str(directory / "venv"))
     programs = directory / "venv" / "bin"
+    install = ("uv", "pip", "install", "--quiet", "--python", str(programs / "python"))
     smoke = directory / "smoke"
     smoke.mkdir(exist_ok=True)
     for number in range(100):
         (smoke / f"{number}.txt").write_text(f"{number}\n")
     session.chdir(smoke)
-    session.run(str(programs / "pip"), "install", "--quiet", str(wheel), external=True)
+    session.run(*install, str(wheel))
     session.run(str(programs / "python"), "-c", "import sqlqueue", external=True)
-    session.run(str(programs / "pip"), "install", "--quiet", f"{wheel}[cli]", external=True)
+    session.run(*install, f"{wheel}[cli]")
     session.run(str(programs / "sqlqueue"), "demo", external=True)
-    session.run(str(programs / "pip"), "install", "--quiet", f"{wheel}[cli,dashboard]", external=True)
+    session.run(*install, f"{wheel}[cli,dashboard]")
     session.run(str(programs / "python"), "-c", "import sqlqueue.dashboard", external=True)
     session.run(str(programs / "sqlqueue"), "dashboard", "--help", external=True)
