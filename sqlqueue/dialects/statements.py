@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
     BindParameter,
+    Column,
     ColumnElement,
     Connection,
     CursorResult,
@@ -47,6 +48,7 @@ R = TypeVar("R")
 ByKey: TypeAlias = Any
 """A Select, an Update or a Delete; functions return the same kind that they receive."""
 _KEY = "sqlqueue_key_{}_{}"
+_VALUE = "sqlqueue_value_{}"
 KEYS = "sqlqueue_keys"
 MANY = 0
 ROWS = "sqlqueue_rows"
@@ -618,6 +620,40 @@ class Rows(ABC):
         """Load the instances of rows that are locked, and written unless they are to be deleted."""
         spec, latest = request.pick.spec, not request.assignments
         return self.load(session, spec, identities, request.options, latest=latest, unreadable=request.unreadable)
+
+    def write_each(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        column: Column[Any],
+        values: Mapping[Identity, Any],
+        others: Callable[[], Sequence[Assignment]],
+        *,
+        key: Hashable,
+    ) -> None:
+        """Write to each of some locked rows its own value of ``column``, and what ``others`` returns for a ``key``."""
+        items = _sized(list(values.items()))
+
+        def make() -> ByKey:
+            named, value = self.given_values(spec, column, len(items))
+            return self.by_key(spec, write(spec, named, [*others(), (column, value)]))
+
+        writing = spec.made.get((self, "each", key, len(items)), make)
+        self.execute(session, spec, writing, self.value_parameters(spec, items))
+
+    def given_values(
+        self, spec: QueueSpec, column: ColumnElement[Any], count: int
+    ) -> tuple[Criterion, ColumnElement[Any]]:
+        """Return the criterion of ``count`` rows, and the value of a ``column`` that :meth:`value_parameters` gives for
+        each."""
+        named = [spec.key(names_of(spec, number)) for number in range(count)]
+        values = (bindparam(_VALUE.format(number), type_=column.type) for number in range(count))
+        return or_(*named), case(*zip(named, values, strict=True), else_=column)
+
+    def value_parameters(self, spec: QueueSpec, items: Sequence[tuple[Identity, Any]]) -> dict[str, Any]:
+        """Return the parameters of :meth:`given_values`."""
+        parts = {_KEY.format(number, n): part for number, (key, _) in enumerate(items) for n, part in enumerate(key)}
+        return parts | {_VALUE.format(number): value for number, (_, value) in enumerate(items)}
 
     def write_candidates(self, session: Session, request: ClaimRequest) -> list[Any]:
         """Do the work of :meth:`lock_and_write` for a divided pick, by primary key: read rows without locks, then lock

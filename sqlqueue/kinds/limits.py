@@ -23,7 +23,9 @@ from sqlalchemy import (
     FromClause,
     Integer,
     Select,
+    Update,
     and_,
+    bindparam,
     case,
     func,
     insert,
@@ -41,8 +43,8 @@ from .._support.engines import separate_session
 from .._support.errors import ArgumentError, Claim
 from ..dialects import key_type
 from ..dialects.base import Adapter
+from ..dialects.statements import FURTHER
 from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in, moment_text
-from ..lifecycle.transitions import claim_assignments
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
@@ -54,6 +56,7 @@ T = TypeVar("T")
 #
 # number     row           max_attempts                      period
 # 0          the key       -1 if the key has no limit        of its rate, NULL without one
+#                          1 if it has retired slots
 # 1, 2 ...   a slot        0 if it is retired                NULL
 # -1, -2 ... a place       how many starts it is worth       of the rate
 #
@@ -65,6 +68,8 @@ ENDLESS = 2**31 - 1
 """The ``max_attempts`` of a usable slot."""
 UNLIMITED = -1
 """The ``max_attempts`` in row 0 of a key without a limit."""
+LOWERED = 1
+"""The ``max_attempts`` in row 0 of a key whose limit was lowered while more tasks ran."""
 PLACES = 100
 """The maximum number of places of a key: the places of a higher rate are worth several starts each."""
 Row: TypeAlias = tuple[str, int, int] | tuple[str, int, int, int]
@@ -296,19 +301,24 @@ class Slots:
     def free(self, claims: Sequence[Claim], *, unused: bool = False) -> None:
         """Free the slots of settled claims; and if their tasks were handed back ``unused``, the places that are worth
         one start."""
-        values = [
-            (self.slots["status"], state(Status.AVAILABLE)),
-            (self.slots["available_at"], utcnow()),
-            (self.slots["claimed_by"], null()),
-        ]
-        self._change(claims, values, places=unused)
+        slots, rows, kinds = self.slots, self.adapter.rows, ("", PLACE) if unused else ("",)
+        holders = [holder(claim, kind) for kind in kinds for claim in claims]
+        for some in _slot_batches(self.adapter, slots, holders):
+            if held := self._held(some):
+                freeing, parameters = self._change(None, some, list(held))
+                rows.execute(self.session, slots, rows.by_key(slots, freeing), parameters)
 
     def extend(self, claims: Sequence[Claim], lease: timedelta, *, waits: bool) -> list[Claim]:
         """Extend the leases of slots to ``lease`` from now; return the claims that have lost their slots.
 
         Unless it ``waits``, skip slots that others have locked.
         """
-        kept = self._change(claims, [(self.slots["available_at"], utcnow(lease))], waits=waits)
+        slots, rows, kept = self.slots, self.adapter.rows, set[str]()
+        for some in _slot_batches(self.adapter, slots, [holder(claim) for claim in claims]):
+            if held := self._held(some):
+                extending, parameters = self._change(lease, some, list(held), waits=waits)
+                changed = rows.change(self.session, slots, extending, list(held), parameters, waits=waits)
+                kept.update(held[key] for key in (changed if waits else held))
         rest = [claim for claim in claims if holder(claim) not in kept]
         limited = self._with_key(rest) if rest else ()
         return [claim for claim in rest if claim.identity in limited]
@@ -325,47 +335,56 @@ class Slots:
         return set(adapter.rows.keys(self.session, spec, adapter.rows.by_key(spec, read)))
 
     def _change(
-        self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True, places: bool = False
-    ) -> set[str]:
-        """Write to the slots that ``claims`` hold, and to their ``places``, by primary key; return the holders,
-        including those of skipped slots."""
-        changed: set[str] = set()
-        kinds = ("", PLACE) if places else ("",)
-        for some in _slot_batches(
-            self.adapter, self.slots, [holder(claim, kind) for kind in kinds for claim in claims]
-        ):
-            changed |= self._change_of(some, values, waits=waits)
-        return changed
+        self, lease: timedelta | None, holders: Sequence[str], keys: Sequence[Identity], *, waits: bool = True
+    ) -> tuple[Update, Mapping[str, Any]]:
+        """Return the statement, with its parameters, that extends the leases of slots that ``holders`` hold, or frees
+        them.  It selects them by primary key."""
+        slots, rows = self.slots, self.adapter.rows
+        count = rows.statement_size(slots, len(keys))
 
-    def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
-        slots, adapter = self.slots, self.adapter
-        theirs = and_(adapter.rows.one_of(slots, slots["claimed_by"], holders), is_held(slots))
-        held = self._held(theirs, len(holders))
-        if not held:
-            return set()
-        keys = list(held)
-        named = and_(adapter.rows.key_in(slots, keys), theirs)
-        statement = write(slots, named if waits else adapter.rows.skip_locked_rows(slots, named), values)
-        changed = adapter.rows.change(self.session, slots, statement, keys, waits=waits)
-        return {held[key] for key in changed} if waits else set(held.values())
+        def make() -> Update:
+            values: list[Assignment] = [(slots["available_at"], utcnow(lease))]
+            if lease is None:
+                values += [(slots["status"], state(Status.AVAILABLE)), (slots["claimed_by"], null())]
+            named = and_(rows.key_in_parameters(slots, count), _are_of_holders(slots))
+            return write(slots, named if waits else rows.skip_locked_rows(slots, named), values)
 
-    def _held(self, theirs: Criterion, count: int) -> dict[Identity, str]:
+        changing = slots.made.get(("change slots", rows, lease, count, waits), make)
+        return changing, {_GIVEN: rows.padded(slots, holders), **rows.key_parameters(slots, keys)}
+
+    def _held(self, holders: Sequence[str]) -> dict[Identity, str]:
         """Return the slots with their holders, read without locks: a locking read could lock slots of other holders.
 
         A snapshot that is older than a claim does not show the claim's slot, although the engine may allow this
         transaction to settle the claim.  In that case, a separate transaction reads too.
         """
-        read = select(*self.slots.primary_key, self.slots["claimed_by"]).where(theirs)
-        held = self._holders(self.session, read)
-        if len(held) < count and self.adapter.connections.may_change_unseen(
+        held = self._holders(self.session, holders)
+        if len(held) < len(holders) and self.adapter.connections.may_change_unseen(
             self.session.connection(self.slots.bind_arguments)
         ):
             with separate_session(self.session, self.slots.bind_arguments) as own:
-                held |= self._holders(own, read)
+                held |= self._holders(own, holders)
         return held
 
-    def _holders(self, session: Session, read: Select[Any]) -> dict[Identity, str]:
-        return {tuple(row[:-1]): row[-1] for row in self.adapter.rows.execute(session, self.slots, read)}
+    def _holders(self, session: Session, holders: Sequence[str]) -> dict[Identity, str]:
+        slots, rows = self.slots, self.adapter.rows
+        columns = *slots.primary_key, slots["claimed_by"]
+        read = slots.made.get("holders", lambda: select(*columns).where(_are_of_holders(slots)))
+        found = rows.execute(session, slots, read, {_GIVEN: rows.padded(slots, holders)})
+        return {tuple(row[:-1]): row[-1] for row in found}
+
+
+_GIVEN = "sqlqueue_given"
+
+
+def _are_given(column: ColumnElement[Any]) -> Criterion:
+    """Return the criterion that the value of a column is among those in the parameter."""
+    return column.in_(bindparam(_GIVEN, type_=column.type, expanding=True))
+
+
+def _are_of_holders(slots: QueueSpec) -> Criterion:
+    """Return the criterion of slots that the holders in the parameter hold."""
+    return and_(is_held(slots), _are_given(slots["claimed_by"]))
 
 
 def _slot_batches(adapter: Adapter, slots: QueueSpec, items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -443,6 +462,8 @@ def _ahead(adapter: Adapter, session: Session, seen: SeenTask) -> int:
 Key = str | None
 _OTHERS = 4
 """The number of slots that are read beyond those that a claim needs, since other claims may be locking some."""
+_REACH = 2
+"""How many times as many slots are looked at, of which some are held."""
 
 
 class Free(NamedTuple):
@@ -504,6 +525,8 @@ class Gate:
         self._known: set[Key] = set()
         self._stocks = _Stock(), _Stock()
         """Slots, and places."""
+        self._seen: dict[Key, datetime] = {}
+        """When slots and places were read."""
         self._tried: set[Identity] = set()
         self._begun: dict[Identity, int] = {}
         """How many starts of their rounds locked places have had, if they are worth several."""
@@ -512,9 +535,12 @@ class Gate:
 
     def look(self, keys: Collection[Key], needed: int) -> None:
         """Read what is free of ``keys`` that have not been read, about ``needed`` of each."""
-        new = [key for key in keys if key is not None and key not in self._known]
-        if new:
-            self._read(new, 1 << (needed + _OTHERS).bit_length())
+        unread: Collection[Key] = [key for key in keys if key is not None and key not in self._known]
+        most = 1 << (needed + _OTHERS).bit_length()
+        while unread:  # until something is found of each, or there is nothing
+            self._read(unread, most)
+            unread = {key for stock in self._stocks for key in stock.unread.intersection(unread) if not stock.free[key]}
+            most *= FURTHER
 
     def room(self, key: Key) -> int:
         """Return how many tasks of a key may start, as far as is known."""
@@ -538,16 +564,19 @@ class Gate:
         are any."""
         if new := [key for key in shares if key is not None and key not in self._known]:
             create_slots(self._session, self._adapter, self._spec, [key for key in new if key is not None])
-            self._read(new, 1 << (max(shares.values()) + _OTHERS).bit_length())
+            self._known.difference_update(shares)  # all are read at the same moment, and locked together
+            self.look(shares, max(shares.values()))
             for key in new:
                 if key not in self._known:  # an old snapshot does not show new rows
                     self._known.add(key)
                     self._stocks[0].free[key] = []
+        most = max(shares.values()) + _OTHERS
         while missing := self._lock(shares):  # others have locked some that seemed to be free
             if not any(stock.free[key] for stock, key in missing):
                 if not (more := [key for stock, key in missing if key in stock.unread]):
                     break
-                self._read(more, ENDLESS)
+                most *= FURTHER
+                self._read(more, most)
         found = {key: min(share, *self._held(key)) for key, share in shares.items()}
         return {key: number for key, number in found.items() if number}
 
@@ -579,12 +608,16 @@ class Gate:
             self._write_places(places)
 
     def _write_slots(self, pairs: Sequence[tuple[Identity, Claim]]) -> None:
-        slots, name, token = self._slots, self._slots["claimed_by"], self._slots["claim_token"]
-        claimed = slots.made.get(("hold", self._lease), lambda: dict(claim_assignments(slots, "", self._lease)))
-        some = self._adapter.rows.padded(slots, pairs)
-        holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, claim in some)
-        values = claimed | {token: literal(some[0][1].token, token.type), name: case(*holders, else_=name)}
-        self._write([slot for slot, _ in some], list(values.items()))
+        slots, lease = self._slots, self._lease
+
+        def others() -> list[Assignment]:
+            until, since = (slots["available_at"], utcnow(lease)), (slots["claimed_at"], utcnow())
+            number = slots["attempt"], literal_column("1")
+            return [(slots["status"], state(Status.RUNNING)), until, since, number]
+
+        holders = {row: holder(claim) for row, claim in pairs}
+        rows = self._adapter.rows
+        rows.write_each(self._session, slots, slots["claimed_by"], holders, others, key=("hold", lease))
 
     def _write_places(self, starts: Sequence[tuple[Identity, list[Claim]]]) -> None:
         """Count the starts of places, whose next round begins no earlier than a period after the last one."""
@@ -610,43 +643,58 @@ class Gate:
         slots, rows, names = self._slots, self._adapter.rows, [key for key in keys if key is not None]
         for stock in self._stocks:
             stock.unread.difference_update(names)
+        statement = slots.made.get(("first free", most), lambda: _first_free(slots, most))
         for some in rows.batches(slots, names):
-            named = rows.one_of(slots, slots["slot_key"], some)
-            seen: Any = rows.execute(self._session, slots, _first_free(slots, named, most))
-            has = defaultdict[Key, tuple[bool, bool]](lambda: (True, False))
+            seen: Any = rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)})
+            has = defaultdict[Key, tuple[int, bool, int]](lambda: (0, False, 1))
             free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
-            for key, number, left, worth, period in seen:
+            for key, number, left, worth, period, moment in seen:
+                if moment is not None:
+                    self._seen[key] = moment
                 if number == 0:
-                    has[key] = worth != UNLIMITED, period is not None
+                    has[key] = worth, period is not None, left
                 else:
                     free[key][number < 0].append(Free((key, number), *((left, worth) if number < 0 else (1, 1))))
             for key in {*has, *free}:
                 self._known.add(key)
-                for stock, has_any, found in zip(self._stocks, has[key], free[key], strict=True):
+                worth, has_rate, last = has[key]
+                if not last:
+                    free[key][0].clear()
+                has_some, are_more = (worth != UNLIMITED, has_rate), (last > _REACH * most, False)
+                for stock, has_any, found, more in zip(self._stocks, has_some, free[key], are_more, strict=True):
                     if has_any:
                         stock.fill(key, [each for each in found if each.row not in self._tried])
-                    if has_any and len(found) >= most - 1:
+                    if has_any and (more or len(found) >= most):
                         stock.unread.add(key)
 
     def _lock(self, shares: Mapping[Key, int]) -> list[tuple[_Stock, Key]]:
         """Lock slots and places that have been read; return of which keys there are too few."""
         chosen = [each for key, share in shares.items() for stock in self._stocks for each in stock.take(key, share)]
         self._tried.update(each.row for each in chosen)
-        slots, have_begun = self._slots, any(each.worth > 1 for each in chosen)
-        state = slots.made.get(("takeable", have_begun), lambda: _takeable(slots, have_begun=have_begun))
-        for some in _slot_batches(self._adapter, slots, sorted(each.row for each in chosen)):
-            where = (self._adapter.rows.key_in(slots, some),)
-            pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            locked = self._adapter.rows.lock(self._session, pick, locks_only=self._lease is FOREVER)
-            left = self._left_of(locked) if have_begun and locked else {}
-            for row in locked:
-                self._stocks[row[1] < 0].held[row[0]] += [row] * left.get(row, 1)
+        slots, together, have_begun = self._slots, defaultdict(list), any(each.worth > 1 for each in chosen)
+        for row, *_ in chosen:
+            together[self._seen[row[0]]].append(row)
+        for moment, rows in together.items():
+            for some in _slot_batches(self._adapter, slots, rows):
+                locked = self._lock_some(some, moment)
+                left = self._left_of(locked) if have_begun and locked else {}
+                for row in locked:
+                    self._stocks[row[1] < 0].held[row[0]] += [row] * left.get(row, 1)
         return [
             (stock, key)
             for key, share in shares.items()
             for stock in self._stocks
             if key in stock.free and len(stock.held[key]) < share
         ]
+
+    def _lock_some(self, keys: Sequence[Identity], moment: datetime) -> Sequence[Identity]:
+        """Lock those that are free since ``moment``; the limit may have been lowered while others were held."""
+        if self._adapter.connections.one_writer:
+            return keys
+        slots, rows = self._slots, self._adapter.rows
+        free, limit = _is_free(slots, literal(moment, slots["available_at"].type)), rows.most(slots)
+        pick = Pick(spec=slots, state=(free,), where=(), order=(), limit=limit, index=None, exact=True)
+        return rows.lock_keys(self._session, pick, keys, len(keys), locks_only=self._lease is FOREVER)
 
     def _left_of(self, rows: Sequence[Identity]) -> dict[Identity, int]:
         """Return how many starts locked places are for: others may have used some since they were read."""
@@ -669,10 +717,13 @@ def _together(pairs: Iterable[tuple[Identity, Claim]]) -> list[tuple[Identity, l
     return list(found.items())
 
 
-def _takeable(slots: QueueSpec, *, have_begun: bool) -> tuple[Criterion, ...]:
-    """Return the criteria of rows that may be taken; without those of places whose round has begun, unless asked."""
-    taken = is_busy if have_begun else is_taken
-    return (is_usable(slots, slots.table), ~taken(slots, slots.table), ~is_draining(slots, slots.table))
+def _is_free(slots: QueueSpec, moment: ColumnElement[Any]) -> Criterion:
+    """Return the criterion of slots and places that are free since a moment, and of places whose round goes on."""
+    table, place = slots.table, is_place(slots, slots.table)
+    goes_on = and_(place, slots["attempt"] < slots["max_attempts"])
+    # a subquery for each row: it is only for the places, since the first look at a key sees to its slots
+    allowed = or_(~place, ~is_draining(slots, table))
+    return and_(is_usable(slots, table), or_(slots["available_at"] <= moment, goes_on), allowed)
 
 
 def _starts_left(slots: QueueSpec) -> ColumnElement[int]:
@@ -693,16 +744,27 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     return select(key).where(is_busy(slots, table), full).distinct()
 
 
-def _first_free(slots: QueueSpec, named: Criterion, most: int) -> Executable:
-    """Return row 0 of each ``named`` key that has rows, and slots and places that seem to be free."""
+def _first_free(slots: QueueSpec, most: int) -> Executable:
+    """Return row 0 of each of the given keys that has rows, and ``most`` slots and places that seem to be free.
+
+    Row 0 has the highest number of a slot, or 0 if more tasks run than a lowered limit allows.
+    """
     key, number, worth = slots["slot_key"], slots["slot_number"], slots["max_attempts"]
-    free, left = and_(*_takeable(slots, have_begun=True)), _starts_left(slots)
-    kind = case((is_place(slots, slots.table), _ZERO), else_=literal_column("1"))
+    is_row_0, other = number == _ZERO, slots.table.alias("other")
+    of_key, other_number = other.c[key.name] == key, other.c[number.name]
+    last = select(func.max(other_number)).where(of_key).correlate(slots.table).scalar_subquery()
+    drains = and_(worth == literal_column(str(LOWERED)), is_draining(slots, slots.table))
+    ends = case((drains, _ZERO), else_=last)
+    left = case((is_row_0, ends), else_=_starts_left(slots))
+    kind = case((is_place(slots, slots.table), literal_column("-1")), (is_row_0, _ZERO), else_=literal_column("1"))
     place = func.row_number().over(partition_by=[key, kind], order_by=[left, number]).label("place")
-    columns = key, number, left.label("starts_left"), worth, slots["period"]
-    known = select(*columns, place).where(named, or_(number == _ZERO, free)).subquery("known")
+    moment = case((is_row_0, utcnow()))
+    columns = key, number, left.label("starts_left"), worth, slots["period"], moment.label("moment")
+    read = and_(_are_given(key), number <= literal_column(str(_REACH * most)))
+    known = select(*columns, place).where(read, or_(is_row_0, _is_free(slots, utcnow()))).subquery("known")
     first = known.c.place <= literal_column(str(most))
-    return select(*(known.c[column.name] for column in columns)).where(first)
+    names = (key.name, number.name, "starts_left", worth.name, slots["period"].name, "moment")
+    return select(*(known.c[name] for name in names)).where(first)
 
 
 # -- queues that limit how many tasks with the same key run at once, and the slots that running tasks hold ------------
@@ -739,7 +801,7 @@ class SlotRows(Kind):
     """The rows that represent slots.  They are not tasks, and are found by the claim that holds them."""
 
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
-        yield KindIndex("holder", [spec["claimed_by"]], is_held(spec))
+        yield KindIndex("holder", [spec["status"], spec["claimed_by"]], is_held(spec))
 
 
 LIMITS = Limits(
@@ -757,7 +819,6 @@ SLOTS = SlotRows(
         "period": lambda _: optional(BigInteger()),
     },
     checks={"slot_key": checks.key},
-    partition=Partition("slot_key", width=1),
 )
 
 

@@ -166,7 +166,8 @@ def attach_indexes(spec: QueueSpec) -> None:
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
     # with the key, so that a planner which expects many tasks of a group does not scan the table for the first ones
     failed = list(dict.fromkeys([spec["error_group"], *spec.primary_key]))
-    _index(spec, spec.index_name("errors"), failed, spec["error_group"].is_not(None))
+    if spec.holds_tasks:
+        _index(spec, spec.index_name("errors"), failed, spec["error_group"].is_not(None))
     if spec.options.prunes:
         _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
     for index in kind_indexes(spec):

@@ -36,6 +36,7 @@ from ..kinds.columns import LONGEST_TOPIC
 from ..kinds.limits import (
     ENDLESS,
     FOREVER,
+    LOWERED,
     UNLIMITED,
     Limit,
     create_slots,
@@ -72,13 +73,13 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     if limit is not None:
         checks.at_once("limit", limit, least=0)
     rows = _KeyRows.locked(session, entity, key, "set_limit()")
+    are_retired = rows.resize([ENDLESS] * (limit or 0), retires=limit is not None)
     rows.write(
         [0],
         (rows.slots["status"], state(Status.RUNNING if limit == 0 else Status.AVAILABLE)),
         (rows.slots["available_at"], utcnow(FOREVER)),
-        (rows.slots["max_attempts"], literal_column(str(UNLIMITED if limit is None else 0))),
+        (rows.slots["max_attempts"], literal_column(str(UNLIMITED if limit is None else LOWERED * are_retired))),
     )
-    rows.resize([ENDLESS] * (limit or 0), retires=limit is not None)
 
 
 def set_rate(session: AnySession, entity: type[QueueMixin], key: str, rate: Rate | None) -> None:
@@ -141,9 +142,9 @@ class _KeyRows:
         sign: int = 1,
         rate: Rate | None = None,
         retires: bool = True,
-    ) -> None:
+    ) -> bool:
         """Let the key have as many slots, or places if ``sign`` is -1, as there are ``worths``, and write ``values`` to
-        those that are kept or retired.
+        those that are kept or retired.  Return whether some are retired.
 
         The used ones are kept first, of these the last used; the rest of them are retired, and of the others deleted.
         """
@@ -162,6 +163,7 @@ class _KeyRows:
         first = max(map(abs, used + others), default=0) + 1
         new = [(self.key, sign * number, worth) for number, worth in enumerate(worths[len(kept) :], first)]
         make(self.session, adapter, slots, new if rate is None else [(*row, milliseconds(rate)) for row in new])
+        return bool(alike[0])
 
     def _numbers(self, sign: int) -> tuple[list[int], list[int]]:
         """Return the numbers of slots, or places, that are used, the last used first, and of the others."""

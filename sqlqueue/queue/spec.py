@@ -207,7 +207,9 @@ class QueueSpec:
 
     @cached_property
     def divisions(self) -> tuple[tuple[Column[Any], ...], ...]:
-        """The columns of each claim index between the status and the order."""
+        """The columns of each claim index between the status and the order; none of slots, which are found by key."""
+        if not self.holds_tasks:
+            return ()
         single = ((column,) for column in self.partitions)
         lanes = () if self.lane is None else (self.lane,)
         return ((), *single, *((column, lane) for lane in lanes for column in self.partitions if column is not lane))

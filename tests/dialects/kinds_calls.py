@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import select
@@ -97,6 +98,7 @@ def _claim_candidates(session: QueueSession) -> None:
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
     gate = Gate(session, adapter, spec, MINUTE)
     gate.hold({"x": 1, None: 1})
+    gate._seen["x"] = datetime(2026, 1, 1, tzinfo=UTC)
     gate._stocks[0].free["x"], gate._stocks[0].unread = [Free(("x", 1), 1, 1), Free(("x", 2), 1, 1)], {"x"}
     gate.hold({"x": 2})
     for step in ClaimQuery(spec).steps:
@@ -115,7 +117,7 @@ def _take_places(session: QueueSession) -> None:
     """Send the statements of a claim for places, worth one start and worth several."""
     gate = Gate(session, adapter_for(session.get_bind().dialect), Visit.__queue_spec__, MINUTE)
     for free in (Free(("x", -1), 1, 1), Free(("x", -1), 2, 3)):
-        gate._known, gate._tried = {"x"}, set()
+        gate._known, gate._tried, gate._seen["x"] = {"x"}, set(), datetime(2026, 1, 1, tzinfo=UTC)
         gate._stocks[1].free["x"] = [free]
         gate.hold({"x": 1})
     gate._left_of([("x", -1), ("x", -2)])

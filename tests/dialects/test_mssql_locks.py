@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -233,6 +233,7 @@ def test_only_locks_that_are_kept_while_a_handler_runs_release_others() -> None:
             session.claim(Task, Task.number > 1, lease=lease)
             gate = Gate(session, adapters()["mssql"], Visit.__queue_spec__, lease)
             gate._known, gate._stocks[0].free["x"] = {"x"}, [Free(("x", 1), 1, 1)]
+            gate._seen["x"] = datetime(2026, 1, 1, tzinfo=UTC)
             gate.hold({"x": 1})
         assert sum("UPDLOCK" in sql for sql in log) == 2
         saved = [number for number, sql in enumerate(log) if sql.startswith("SAVE TRANSACTION")]
