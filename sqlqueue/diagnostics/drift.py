@@ -462,7 +462,7 @@ FEW = 100
 
 def unserved_claims(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
-    for claim, pick, statement in _statements(adapter, spec):
+    for claim, pick, statement in _statements(adapter, spec) if spec.holds_tasks else ():
         plan = adapter.inspection.plan(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
