@@ -612,8 +612,8 @@ class Gate:
 
         def others() -> list[Assignment]:
             until, since = (slots["available_at"], utcnow(lease)), (slots["claimed_at"], utcnow())
-            number = slots["attempt"], literal_column("1")
-            return [(slots["status"], state(Status.RUNNING)), until, since, number]
+            first: Assignment = slots["attempt"], literal_column("1")
+            return [(slots["status"], state(Status.RUNNING)), until, since, first]
 
         holders = {row: holder(claim) for row, claim in pairs}
         rows = self._adapter.rows
