@@ -554,7 +554,7 @@ def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Proc
             batch.then(Note(name=when), when=when)
     running = {processes.spawn(children.run_flow, flow.url, dies): dies for dies in ("settling", "looking") * 2}
     while running:
-        child = processes.first(list(running))
+        child = processes.first(list(running), timeout=60 + number)
         dies = running.pop(child)
         if child.has_arrived:
             child.kill()
