@@ -203,6 +203,20 @@ def test_workers_claim_the_tasks_of_other_keys(db: Database, model: Any) -> None
 
 
 @pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Visit])
+def test_claims_find_tasks_beyond_any_number_of_paused_keys(db: Database, model: Any) -> None:
+    column, table = spec_of(model).keyed_by.key, model.__tablename__
+    paused = [f"a{number}" for number in range(600)]
+    db.insert(model, [{column: key} for key in [*paused, "z"]])
+    where = not_paused(adapter_for(db.engine.dialect), spec_of(model), {f"{table}={key}" for key in paused}) or ()
+    turns._rotations.clear()
+    for _ in range(2):
+        with db.session() as session:
+            assert [getattr(task, column) for task in session.claim_many(model, *where, limit=5)] == ["z"]
+            session.rollback()
+
+
+@pytest.mark.sync_only
 @pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
 def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> None:
     column = spec_of(model).keyed_by.key
