@@ -238,6 +238,24 @@ def test_a_rate_is_changed(db: Database) -> None:
     assert len(start(db)) == 6
 
 
+def test_starts_count_for_another_time_from_its_change_on(db: Database) -> None:
+    fetches(db, *["a"] * 9)
+    assert len(start(db)) == 3
+    before = limit_of(db).next_start
+    db.committed.set_rate(Fetching, "a", Rate(3, per=2 * HOUR))
+    after = limit_of(db).next_start
+    assert after is not None
+    assert before is not None
+    assert after - before >= HOUR
+    wait_for_starts(db)
+    db.committed.set_rate(Fetching, "a", Rate(3, per=HOUR))
+    assert len(start(db)) == 3  # those that are past do not count again
+    db.committed.set_rate(Fetching, "a", None)
+    assert db.committed.overview(Fetching).limited == 0
+    db.committed.set_rate(Fetching, "a", Rate(3, per=HOUR))
+    assert len(start(db)) == 3  # a rate that is removed forgets them
+
+
 def test_a_lowered_rate_counts_what_it_leaves_no_place_for(db: Database) -> None:
     fetches(db, *["a"] * 9)
     claims = [start(db, 1) for _ in range(3)]
