@@ -48,7 +48,94 @@ if TYPE_CHECKING:
     from .lifecycle.kind import Cause, Holder, Reason
     from .model.companions import HistoryMixin, LatchMixin, PauseMixin, WorkerMixin
     from .model.declaration import QueueMixin
-    from .operations import *
+    from .operations import (
+        BatchInfo,
+        BatchProgress,
+        Bucket,
+        Command,
+        DeclaredSchedules,
+        Durations,
+        ErrorGroup,
+        Event,
+        Explanation,
+        FlowEdge,
+        FlowNode,
+        Graph,
+        HandlerInfo,
+        KeyBlock,
+        KeyState,
+        Limit,
+        PastAttempt,
+        Pause,
+        Pruned,
+        QueueOverview,
+        QueueStats,
+        Reactivated,
+        Released,
+        TaskBatch,
+        TaskGroup,
+        WorkerInfo,
+        WorkerState,
+        abandoned,
+        advance,
+        batch,
+        batches,
+        cancel,
+        cancel_batch,
+        claim,
+        claim_many,
+        claiming,
+        complete,
+        consume,
+        consume_many,
+        declare_schedules,
+        discard,
+        drain_workers,
+        enqueue,
+        errors,
+        event,
+        fail,
+        find,
+        graph,
+        heartbeat,
+        history,
+        in_error_group,
+        keys,
+        limits,
+        member_of,
+        open_event,
+        overview,
+        pause,
+        paused,
+        predecessors,
+        progress,
+        promote,
+        prune,
+        prune_batches,
+        prune_history,
+        release,
+        release_workers,
+        rerun,
+        reschedule,
+        rescue,
+        resume,
+        retry,
+        run_now,
+        seal,
+        set_concurrency,
+        set_limit,
+        set_rate,
+        snooze,
+        stats,
+        stats_by,
+        stop_workers,
+        timeline,
+        unschedule,
+        unserved,
+        wait_for,
+        why,
+        workers,
+    )
     from .session import QueueSession
     from .sql import utcnow
     from .transaction import claim_of
@@ -246,13 +333,15 @@ _LATER = {
 _MODULES = {name: module for module, names in _LATER.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> object:
-    """Import on first use what many programs do not use, or what needs greenlet, which may not be installed."""
-    if name not in __all__ and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import_module(f".{_MODULES.get(name, 'operations')}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # otherwise, any name would have the type of this function's result
+
+    def __getattr__(name: str) -> object:
+        """Import on first use what many programs do not use, or what needs greenlet, which may not be installed."""
+        if name not in __all__ and name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(_import_module(f".{_MODULES.get(name, 'operations')}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

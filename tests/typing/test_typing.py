@@ -297,3 +297,7 @@ async def a_schedule_is_given_as_it_is(session: QueueSession, other: AsyncQueueS
     assert_type(session.declare_schedules(Feed, rows, Feed.id > 0, remove_missing=True), DeclaredSchedules)
     assert_type(await other.declare_schedules(Feed, [Feed(id=1, schedule=Every(MINUTE))]), DeclaredSchedules)
     session.declare_schedules(Email, rows)  # type: ignore[arg-type]
+
+
+def only_public_names_are_attributes_of_the_package() -> None:
+    print(sqlqueue.no_such_name)  # type: ignore[attr-defined]
