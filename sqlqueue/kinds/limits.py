@@ -757,7 +757,7 @@ def _first_free(slots: QueueSpec, most: int) -> Executable:
     ends = case((drains, _ZERO), else_=last)
     left = case((is_row_0, ends), else_=_starts_left(slots))
     kind = case((is_place(slots, slots.table), literal_column("-1")), (is_row_0, _ZERO), else_=literal_column("1"))
-    place = func.row_number().over(partition_by=[key, kind], order_by=[left, number]).label("place")
+    place = func.row_number().over(partition_by=[key, kind], order_by=[_starts_left(slots), number]).label("place")
     moment = case((is_row_0, utcnow()))
     columns = key, number, left.label("starts_left"), worth, slots["period"], moment.label("moment")
     read = and_(_are_given(key), number <= literal_column(str(_REACH * most)))
