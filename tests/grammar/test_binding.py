@@ -42,7 +42,7 @@ CANNOT = {
     "object not found: SESSION_SCHEMA_PRIVS": "a catalog view",
     "object not found: SYS_CONTEXT": "the session's schema",
     "Task.fail(many) 1: data type cast needed for parameter or null literal": "numtodsinterval() of a CASE of binds",
-    "Visit.claim(places) 7: data type cast needed for parameter or null literal": "a CASE of binds",
+    "Visit.claim(places) 6: data type cast needed for parameter or null literal": "a CASE of binds",
 }
 """What HSQLDB says of Oracle's statements, and the reason for which that is wrong."""
 
