@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -32,10 +34,10 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# What a queue promises on the engines that are here. Tests of what surrounds the queues (command line, dashboard,
-# checks, migrations, SQL tasks, helpers for tests, the bench), of engines that are not here, and of servers that die
-# are left to `matrix`.
-PROMISES = ("model", "outbox", "suite", "worker")
+# What each call guarantees, and which tests show it. All other tests are left to `matrix`, and so are those of servers
+# that die.
+GUARANTEES = Path("docs/explanation/semantics.md")
+ELSEWHERE = ("tests/clusters/", "tests/outages/")
 
 # Even on few cores, since many tests wait. Each process collects all tests and starts servers of its own.
 SIDE_BY_SIDE = ("-n", "4")
@@ -80,8 +82,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of what the queues promise on every engine that is available here; `matrix` runs all tests."""
-    run_tests(session, SQLALCHEMY["2.1"], folders=PROMISES)
+    """Run the tests that the page of guarantees names on every engine that is available here; `matrix` runs all."""
+    named = re.findall(r"\(\.\./\.\./(tests/\w+/\w+\.py)\)", GUARANTEES.read_text("utf-8"))
+    run_tests(session, SQLALCHEMY["2.1"], files=sorted({file for file in named if not file.startswith(ELSEWHERE)}))
 
 
 @nox.session(python=PYTHONS)
@@ -98,8 +101,8 @@ def lowest(session: nox.Session) -> None:
     run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
 
 
-def run_tests(session: nox.Session, *versions: str, folders: tuple[str, ...] = ()) -> None:
-    """Run the tests in these folders, in all if there are none, or in those that are given on the command line."""
+def run_tests(session: nox.Session, *versions: str, files: Sequence[str] = ()) -> None:
+    """Run the tests in these files, in all if there are none, or in those that are given on the command line."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
@@ -108,7 +111,7 @@ def run_tests(session: nox.Session, *versions: str, folders: tuple[str, ...] = (
     apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
     command = ["pytest", "-o", f"cache_dir={cache}", *apart]
     if not names_paths(session.posargs):
-        command += [f"tests/{folder}" for folder in folders]
+        command += files
     # otherwise all processes compile the same modules at the same time
     session.run(*command, "--collect-only", "-qq", *session.posargs, env=COMPILING, silent=True)
     try:
