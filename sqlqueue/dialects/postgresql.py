@@ -164,15 +164,7 @@ class PostgreSQLRows(Rows):
             (column,) = spec.primary_key
             # one parameter, so that the server sees the same statement for any number of keys
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
-        if count == MANY:
-            lists = (bindparam(f"{KEYS}_{n}", type_=ARRAY(each.type)) for n, each in enumerate(spec.primary_key))
-            return tuple_(*spec.primary_key).in_(select(*map(func.pg_catalog.unnest, lists)))
         return super().key_in_parameters(spec, count)
-
-    def key_parameters(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
-        if len(spec.primary_key) == 1 or self.statement_size(spec, len(keys)) != MANY:
-            return super().key_parameters(spec, keys)
-        return {f"{KEYS}_{n}": list(parts) for n, parts in enumerate(zip(*keys, strict=True))}
 
     def rows_in(
         self, spec: QueueSpec, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None
@@ -189,20 +181,6 @@ class PostgreSQLRows(Rows):
 
     def row_parameters(self, spec: QueueSpec, rows: Sequence[Identity]) -> dict[str, Any]:
         return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
-
-    def given_values(
-        self, spec: QueueSpec, target: ColumnElement[Any], count: int
-    ) -> tuple[Criterion, ColumnElement[Any]]:
-        # a join: for each row, CASE would compare one key after the other
-        names = [f"{ROWS}_{n}" for n in range(len(spec.primary_key) + 1)]
-        types = [each.type for each in (*spec.primary_key, target)]
-        lists = (bindparam(name, type_=ARRAY(of)) for name, of in zip(names, types, strict=True))
-        rows = func.unnest(*lists).table_valued(*map(column, names, types), name="given").render_derived(name="given")
-        *key, value = rows.c
-        return and_(*(each == part for each, part in zip(spec.primary_key, key, strict=True))), value
-
-    def value_parameters(self, spec: QueueSpec, items: Sequence[tuple[Identity, Any]]) -> dict[str, Any]:
-        return self.row_parameters(spec, [(*key, value) for key, value in items])
 
     def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         # FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim

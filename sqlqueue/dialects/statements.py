@@ -632,28 +632,21 @@ class Rows(ABC):
         key: Hashable,
     ) -> None:
         """Write to each of some locked rows its own value of ``column``, and what ``others`` returns for a ``key``."""
-        items = _sized(list(values.items()))
+        items = list(values.items())
+        for start in range(0, len(items), _SIZES[-1]):
+            some = _sized(items[start : start + _SIZES[-1]])
+            make = partial(self._writing_each, spec, column, others, len(some))
+            writing = spec.made.get((self, "each", key, len(some)), make)
+            parts = {_KEY.format(number, n): part for number, (row, _) in enumerate(some) for n, part in enumerate(row)}
+            own = {_VALUE.format(number): value for number, (_, value) in enumerate(some)}
+            self.execute(session, spec, writing, parts | own)
 
-        def make() -> ByKey:
-            named, value = self.given_values(spec, column, len(items))
-            return self.by_key(spec, write(spec, named, [*others(), (column, value)]))
-
-        writing = spec.made.get((self, "each", key, len(items)), make)
-        self.execute(session, spec, writing, self.value_parameters(spec, items))
-
-    def given_values(
-        self, spec: QueueSpec, column: ColumnElement[Any], count: int
-    ) -> tuple[Criterion, ColumnElement[Any]]:
-        """Return the criterion of ``count`` rows, and the value of a ``column`` that :meth:`value_parameters` gives for
-        each."""
+    def _writing_each(
+        self, spec: QueueSpec, column: Column[Any], others: Callable[[], Sequence[Assignment]], count: int
+    ) -> ByKey:
         named = [spec.key(names_of(spec, number)) for number in range(count)]
-        values = (bindparam(_VALUE.format(number), type_=column.type) for number in range(count))
-        return or_(*named), case(*zip(named, values, strict=True), else_=column)
-
-    def value_parameters(self, spec: QueueSpec, items: Sequence[tuple[Identity, Any]]) -> dict[str, Any]:
-        """Return the parameters of :meth:`given_values`."""
-        parts = {_KEY.format(number, n): part for number, (key, _) in enumerate(items) for n, part in enumerate(key)}
-        return parts | {_VALUE.format(number): value for number, (_, value) in enumerate(items)}
+        own = (bindparam(_VALUE.format(number), type_=column.type) for number in range(count))
+        return self.by_key(spec, write(spec, or_(*named), [*others(), (column, case(*zip(named, own, strict=True)))]))
 
     def write_candidates(self, session: Session, request: ClaimRequest) -> list[Any]:
         """Do the work of :meth:`lock_and_write` for a divided pick, by primary key: read rows without locks, then lock

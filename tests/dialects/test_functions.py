@@ -22,7 +22,7 @@ _BEFORE_PARENTHESIS = re.compile(
 _DECLARED = re.compile(r"^\s*(?:TYPE\s+)?(\w+)\s+(?:IS TABLE\b|\w+;)", re.MULTILINE)
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX \S+ ON \S+ ")
 _KEYWORDS = {
-    *("and", "any", "array", "as", "by", "conflict", "default", "exists", "from", "in", "index"),
+    *("and", "any", "array", "as", "by", "conflict", "default", "else", "exists", "from", "in", "index"),
     *("join", "key", "lateral", "materialized", "not", "on", "option", "or", "over", "select"),
     *("set", "table", "then", "unique", "values", "when", "where", "with"),
 }

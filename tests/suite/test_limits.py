@@ -44,6 +44,18 @@ def test_one_transaction_gets_at_most_the_limit(db: Database, lease: Any) -> Non
         actor.rollback()
 
 
+def test_a_claim_takes_more_slots_than_a_statement_names(db: Database) -> None:
+    db.committed.set_limit(Visit, "a", 700)
+    db.committed.enqueue(Visit, [{"limit_key": "a"}] * 1_500)
+    with db.session() as actor:
+        claimed = actor.claim_many(Visit, limit=600)
+        assert len(claimed) == 600
+        assert len(actor.claim_many(Visit, limit=600)) == 100
+        assert actor.claim(Visit) is None
+        actor.complete(claimed)
+        assert len(actor.claim_many(Visit, limit=900)) == 600
+
+
 @locks_rows
 @leases
 def test_uncommitted_claims_count(db: Database, lease: Any) -> None:
