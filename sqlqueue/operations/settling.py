@@ -648,45 +648,39 @@ def _makes_claimable(
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
-def _show(session: Session, present: Sequence[tuple[HeldClaim, InstanceState[Any]]], settlement: Settlement) -> None:
-    """Show in instances what the settlement has written.
+_READ = ("max_attempts", "unique_key", "former_key")
+"""The roles whose values :attr:`Settlement.shows` reads, besides that of the attempt."""
 
-    Attributes with a value that only the database knows expire.
+
+def _show(session: Session, present: Sequence[tuple[HeldClaim, InstanceState[Any]]], settlement: Settlement) -> None:
+    """Show in instances what the settlement has written; attributes with a value that only the database knows expire.
+
+    What is shown is found once for instances that are alike.
     """
     shown_alike: dict[Hashable, tuple[Mapping[str, Any], Sequence[str]]] = {}
     for held, state in present:
         task = state.obj()
         if task is None or state.session is not session:
             continue
-        spec, values = spec_of(held.claim.entity), state.dict
+        spec, values, attempt = spec_of(held.claim.entity), state.dict, held.claim.attempt
         shown = {role: values[name] for role in _READ if (name := spec.attributes.get(role)) in values}
-        alike = spec, held.locked_by, held.claim.attempt, *shown.items()
+        alike = spec, held.locked_by, attempt, *shown.items()
         if alike not in shown_alike:
-            shown_alike[alike] = _shown(spec, held, settlement, shown)
-        known, unknown = shown_alike[alike]
-        for name, value in known.items():
+            changes = settlement.shows(spec, {**shown, "attempt": attempt})
+            if changes is None:
+                shown_alike[alike] = {}, _written(spec, locked=held.locked_by is not None)
+            else:
+                if held.locked_by is not None:  # the settlement writes the claim as well
+                    planned = {"scheduled_for": UNKNOWN} if spec.recurs else {}
+                    claim = {"claimed_by": held.locked_by, "claimed_at": UNKNOWN, "attempt": attempt}
+                    changes = {**changes, **claim, **planned}
+                known = {spec.attributes[role]: value for role, value in changes.items() if value is not UNKNOWN}
+                unknown = [spec.attributes[role] for role, value in changes.items() if value is UNKNOWN]
+                shown_alike[alike] = known, [*unknown, *_generated(spec), *_of_other_kinds(spec)]
+        new, expired = shown_alike[alike]
+        for name, value in new.items():
             set_committed_value(task, name, value)
-        session.expire(task, unknown)
-
-
-_READ = ("max_attempts", "unique_key", "former_key")
-"""The roles whose values :attr:`Settlement.shows` reads, besides that of the attempt."""
-
-
-def _shown(
-    spec: QueueSpec, held: HeldClaim, settlement: Settlement, shown: Shown
-) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Return the new values of attributes, and the attributes whose values only the database knows."""
-    changes = settlement.shows(spec, {**shown, "attempt": held.claim.attempt})
-    if changes is None:
-        return {}, _written(spec, locked=held.locked_by is not None)
-    if held.locked_by is not None:  # the settlement writes the claim as well
-        planned = {"scheduled_for": UNKNOWN} if spec.recurs else {}
-        claim = {"claimed_by": held.locked_by, "claimed_at": UNKNOWN, "attempt": held.claim.attempt}
-        changes = {**changes, **claim, **planned}
-    known = {spec.attributes[role]: value for role, value in changes.items() if value is not UNKNOWN}
-    unknown = [spec.attributes[role] for role, value in changes.items() if value is UNKNOWN]
-    return known, [*unknown, *_generated(spec), *_of_other_kinds(spec)]
+        session.expire(task, expired)
 
 
 @lru_cache
