@@ -37,5 +37,5 @@ autodoc_type_aliases = {name: name for name in ("Lease", "OrderBy", "OnConflict"
 # Names of other projects are not linked, so that the build needs no network; nor are type variables and internal types.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!sqlqueue\b|\.).*"),
-    (r"py:class", r"sqlqueue\..*\.([A-Z]|Attempt|Handler|Health|QueueSpec|Register|Transact)"),
+    (r"py:class", r"sqlqueue\..*\.([A-Z]|_Enqueues|Attempt|Handler|Health|QueueSpec|Register|Transact)"),
 ]

@@ -106,9 +106,13 @@ def transfer(gate: Gate, url: URL) -> None:
 
 def set_clock(hours: int) -> None:
     """Let this process see another time, in another time zone, wherever the library or its code may ask for it."""
-    real = time.time
+    real, moments = time.time, datetime
 
-    class Shifted(datetime):
+    class OfAny(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, moments)
+
+    class Shifted(datetime, metaclass=OfAny):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
             return datetime.fromtimestamp(time.time(), tz)

@@ -32,7 +32,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, Discard, Rate, Worker
 from sqlqueue._support.texts import error_group
-from sqlqueue.worker import Health
+from sqlqueue.worker import Health, probes
 from sqlqueue.worker import registration as maintenance
 from sqlqueue.worker import reports as health_module
 from sqlqueue.worker.probes import CONNECTIONS, Address, address_of, serve_health
@@ -345,7 +345,7 @@ def test_probes_are_answered_while_others_keep_connections_open(port: int) -> No
 
 
 def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_module, "IDLE", 0.2)
+    monkeypatch.setattr(probes, "IDLE", 0.2)
     with serving() as server, connected(server.server_port) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n")
         assert client.recv(1) == b""
