@@ -646,7 +646,8 @@ class Rows(ABC):
     ) -> ByKey:
         named = [spec.key(names_of(spec, number)) for number in range(count)]
         own = (bindparam(_VALUE.format(number), type_=column.type) for number in range(count))
-        return self.by_key(spec, write(spec, or_(*named), [*others(), (column, case(*zip(named, own, strict=True)))]))
+        each = case(*zip(named, own, strict=True), else_=column)  # which gives the parameters its type
+        return self.by_key(spec, write(spec, or_(*named), [*others(), (column, each)]))
 
     def write_candidates(self, session: Session, request: ClaimRequest) -> list[Any]:
         """Do the work of :meth:`lock_and_write` for a divided pick, by primary key: read rows without locks, then lock
