@@ -498,7 +498,7 @@ def _statements(adapter: Adapter, spec: QueueSpec) -> Iterator[tuple[str, Pick, 
     example = bindparam(None, _example(column), column.type)
     further = pick.keys(column > example, 1)
     yield "a claim that looks for the next key of", further, adapter.rows.select_candidates(further, column)
-    first = pick.lane(column == example, 1)
+    first = adapter.rows.lane(pick, example, 1)
     yield "a claim of a key of", first, adapter.rows.select_candidates(first, *spec.primary_key)
 
 

@@ -358,8 +358,15 @@ class PostgreSQLRows(Rows):
             column("lane_key", lanes.column.type), column("share", Integer()), with_ordinality="lane", name="given"
         )
         given = given.render_derived(name="given")
-        of = read(pick.lane(lanes.column == given.c.lane_key, 1), *columns)
+        of = read(self.lane(pick, given.c.lane_key, 1), *columns)
         return given, of.limit(given.c.share).lateral("first")
+
+    def lane(self, pick: Pick, key: ColumnElement[Any], number: int) -> Pick:
+        # If the statistics know a single key, a planner takes any other for as frequent, and reads the whole queue in
+        # its order. Only the index of the lanes has the rows of a range of keys in the order of the keys.
+        lanes: Any = pick.lanes
+        of = and_(lanes.column >= key, lanes.column <= key)
+        return replace(pick.lane(of, number), order=(*lanes.order, *pick.order))
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)

@@ -858,6 +858,11 @@ class Rows(ABC):
             found[key][row] = None
         return {key: list(rows) for key, rows in found.items()}
 
+    def lane(self, pick: Pick, key: ColumnElement[Any], number: int) -> Pick:
+        """Return the first ``number`` rows of the lane of ``pick`` with this ``key``."""
+        lanes: Any = pick.lanes
+        return pick.lane(lanes.column == key, number)
+
     def _rows_of_each(
         self, session: Session, pick: Pick, number: int, keys: Sequence[Any], columns: Columns, *, apart: bool
     ) -> Iterator[tuple[Any, Identity]]:
@@ -873,9 +878,9 @@ class Rows(ABC):
 
         def make() -> Select[Any]:
             column: Any = pick.lanes and pick.lanes.column
-            of = [column.is_(None)] if unkeyed else []
-            of += [column == bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched)]
-            lanes = [pick.lane(criterion, number) for criterion in of]
+            lanes = [pick.lane(column.is_(None), number)] if unkeyed else []
+            named = (bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched))
+            lanes += [self.lane(pick, key, number) for key in named]
             if len(lanes) == 1:
                 return self.select_candidates(lanes[0], *columns)
             return merged(
