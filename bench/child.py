@@ -67,6 +67,12 @@ def _work(channel: Connection, url: URL, counter: Counter, notify: bool) -> None
     def begin(probe: Probe) -> None:
         channel.send(_begun(probe.id, counter))
 
+    serve(channel, worker, statements)
+
+
+def serve(channel: Connection, worker: Worker, statements: StatementCounter) -> None:
+    """Run a worker until the other end says `"stop"`; whenever it says `"statements"`, tell how many were sent."""
+
     def obey() -> None:
         channel.send("ready")
         while channel.recv() == "statements":

@@ -7,7 +7,6 @@ Creates its tables in databases that have none with these names, and drops them.
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import URL, Engine, Identity, make_url, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
+from bench.child import serve
 from bench.counter import StatementCounter
 from bench.pickup import Delays, delays_of
 from sqlqueue import LimitMixin, QueueOptions, QueueSession, Rate, SlotMixin, Worker, utcnow
@@ -76,14 +76,7 @@ def work(channel: Connection, url: URL, poll: timedelta) -> None:
     def begin(call: Call) -> None:
         channel.send(Start(call.limit_key or "", time.time()))
 
-    def obey() -> None:
-        channel.send("ready")
-        while channel.recv() == "statements":
-            channel.send(statements.statements)
-        running.stop()
-
-    threading.Thread(target=obey, daemon=True).start()
-    running.run()
+    serve(channel, running, statements)
 
 
 def enqueue(maker: sessionmaker[QueueSession], *keys: str) -> None:
