@@ -18,6 +18,7 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Float,
+    FromClause,
     Select,
     String,
     Table,
@@ -720,7 +721,8 @@ class Lanes:
     free: Criterion | None = None
     """Whether a row may be claimed if those before it in its lane are final, or claimed with it."""
     first: Pick | None = None
-    """The rows that come first in their lanes now, which nothing holds, if only these may be claimed."""
+    """The rows that nothing holds, if only those may be claimed that are the first in their lanes, see
+    :func:`is_first`."""
     unkeyed: Pick | None = None
     """The rows of no lane, in the order of their times, if only the first of a lane may be claimed."""
     is_of_one: bool = False
@@ -951,7 +953,7 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         run=run,
         is_of_one=all(fixes(terms, each) for each in spec.primary_key),
         free=and_(*may_be_first.state, *terms, *holding),
-        first=replace(may_be_first, where=(*terms, _is_first(spec), *holding)),
+        first=replace(may_be_first, where=(*terms, *holding)),
         unkeyed=unkeyed if column.nullable else None,
     )
     pick = Pick(
@@ -984,24 +986,19 @@ def follower(spec: QueueSpec, key: Any, identity: Identity) -> Pick:
     )
 
 
-def _is_first(spec: QueueSpec) -> Criterion:
-    """Return the criterion that a row is the first unfinished one of its key."""
+def is_first(spec: QueueSpec, reading: Callable[[FromClause, Select[Any]], Select[Any]]) -> Criterion:
+    """Return the criterion that a row is the first unfinished one of its key.
+
+    ``reading`` adds a hint to the SELECT of the first row from this alias of the table."""
     first = spec.table.alias("first")
     of: Any = spec.sequence
     unfinished = (first.c[spec["finished_at"].name].is_(None), first.c[of.name] == of)
-    order = [first.c[term.column.name] for term in spec.sequence_order if term.column is not of]
+    # with the key, or MySQL would sort all rows of the key
+    order = [first.c[term.column.name] for term in spec.sequence_order]
+    one = select().select_from(first).where(*unfinished).order_by(*order).limit(1).correlate_except(first)
     numbers = [column for column in spec.primary_key if column is not of]
     return and_(
-        *(
-            number
-            == select(first.c[number.name])
-            .where(*unfinished)
-            .order_by(*order)
-            .limit(1)
-            .correlate_except(first)
-            .scalar_subquery()
-            for number in numbers
-        )
+        *(number == reading(first, one.with_only_columns(first.c[number.name])).scalar_subquery() for number in numbers)
     )
 
 

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Executable,
+    FromClause,
     Insert,
     Integer,
     Select,
@@ -213,6 +214,10 @@ class MySQLRows(Rows):
     def probing(self, spec: QueueSpec, index: str, reading: Select[Any]) -> Select[Any]:
         hinted: Select[Any] = force_index(reading, spec, index)
         return hinted
+
+    def first_of_key(self, spec: QueueSpec, table: FromClause, reading: Select[Any]) -> Select[Any]:
+        # another index begins with the same columns, whose rows of the key would all be sorted
+        return reading.with_hint(table, f"FORCE INDEX ({_QUOTE(spec.index_name('order'))})")
 
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
         # a scan would lock all rows

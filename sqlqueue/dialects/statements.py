@@ -20,6 +20,7 @@ from sqlalchemy import (
     CursorResult,
     Delete,
     Executable,
+    FromClause,
     Insert,
     Select,
     Table,
@@ -40,7 +41,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
-from ..sql import EDGE, REACTIVATED, Assignment, Columns, Pick, UniqueBy, merged, remove, utcnow, write
+from ..sql import EDGE, REACTIVATED, Assignment, Columns, Pick, UniqueBy, is_first, merged, remove, utcnow, write
 from .connections import Connections
 from .naming import Product
 
@@ -290,6 +291,15 @@ class Rows(ABC):
     def probing(self, spec: QueueSpec, index: str, reading: Select[Any]) -> Select[Any]:
         """Return ``reading``, which reads one row of a range of this index, with a hint to use it if that is needed."""
         return self.prefer_index(spec, index, reading)
+
+    def firsts(self, pick: Pick) -> Pick:
+        """Return those of the picked rows that are the first unfinished ones of their keys, which keep their order."""
+        return replace(pick, where=(*pick.where, is_first(pick.spec, partial(self.first_of_key, pick.spec))))
+
+    def first_of_key(self, spec: QueueSpec, table: FromClause, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading``, which reads the first row of a key from an alias of the queue's table, with a hint to use
+        the index in their order if that is needed."""
+        return reading
 
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
         """Return ``reading``, which reads rows of a table beside the queues by primary key, so that it locks them:
