@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import InvalidatePoolError
 
 from .._support.sockets import Socket, keep_alive
 from ..dialects import adapter_for
@@ -25,7 +26,7 @@ from .threads import FairLock, soon
 
 # -- tracks the connections that are checked out of a pool, and shuts them down ---------------------------------------
 
-_SOCKET, _OWNER, _UNDO = "sqlqueue socket", "sqlqueue owner", "sqlqueue undo"
+_OPENED, _SOCKET, _OWNER, _UNDO = "sqlqueue opened", "sqlqueue socket", "sqlqueue owner", "sqlqueue undo"
 """Keys in the ``info`` of a pooled connection, which is kept for as long as it is open."""
 CONNECT = timedelta(seconds=10)
 """The longest time for opening a connection, unless the application has set one."""
@@ -121,6 +122,8 @@ class _TrackedPool:
         self._connections = connections
         self.within: timedelta | None = None
         """The time limit of dead connections, or ``None`` if they are not tracked yet."""
+        self._distrusted_at = 0.0
+        """When a connection was last found to be silent."""
         self._given: set[str] = set()
         """The arguments for drivers that the application has not set."""
         self._lock = threading.Lock()
@@ -138,12 +141,15 @@ class _TrackedPool:
     def on_connect(self, _: object, record: Any) -> None:
         if self.within is None:
             return
+        record.info[_OPENED] = time.monotonic()
         self._connections.lift_connect_limits(record.driver_connection, self._given)
         self._socket_of(record, self.within)
 
     def on_checkout(self, _: object, record: Any, proxy: Any) -> None:
         if self.within is None:
             return
+        if record.info.get(_OPENED, 0.0) < self._distrusted_at:
+            raise InvalidatePoolError("an older connection has fallen silent")
         sock = self._socket_of(record, self.within)
         if sock is not None:
             sock.is_idle = False
@@ -164,6 +170,14 @@ class _TrackedPool:
         sock = record.info.get(_SOCKET)
         if sock is not None:
             sock.is_idle = True
+
+    def distrust(self) -> None:
+        """Replace the connections that are open now when they are next checked out: one of them has fallen silent.
+
+        The pool would do so on its own only if a statement had failed, but not if it was the ROLLBACK of a connection
+        that was returned.
+        """
+        self._distrusted_at = time.monotonic()
 
     def shut_down_idle(self) -> None:
         """Shut down idle connections, even one that the pool tests before it hands it out."""
@@ -357,10 +371,12 @@ class Deadline:
         else:
             self._is_silent = True
             logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
+            pools = [_tracked[engine] for engine in tuple(self._engines) if engine in _tracked]
+            for pool in pools:
+                pool.distrust()
             if not self._shut_down_all():
-                for engine in tuple(self._engines):  # connections of others stay open: their servers may still respond
-                    if engine in _tracked:
-                        _tracked[engine].shut_down_idle()
+                for pool in pools:  # connections of others stay open: their servers may still respond
+                    pool.shut_down_idle()
             _deadline_thread.suspect(self._engines)
 
     def suspect(self, engines: Collection[Engine]) -> None:

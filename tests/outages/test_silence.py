@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
@@ -77,6 +77,27 @@ def test_silent_connections_are_closed(db: Database, hole: BlackHole) -> None:
         db.insert(Task, tasks("any"))
         eventually(all_are(db, "completed"), within=PATIENCE)
         eventually(lambda: not hole.waiting)
+
+
+@pytest.mark.sync_only
+@pytest.mark.requires("container")
+def test_one_silence_is_enough_to_replace_all_connections(db: Database, hole: BlackHole) -> None:
+    """Even if only the ROLLBACK of a connection that is returned has no response, which SQLAlchemy merely logs."""
+    engine, silences = create_engine(through(hole, db.url), pool_size=3), 0
+    deadlines.track(engine, LEASE)
+    with closing(hole), ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(engine.connect())
+        opened.close()
+        for _ in range(4):
+            deadline = deadlines.Deadline(timedelta(seconds=1), [engine], is_async=False)
+            with suppress(deadlines.NoResponse), deadline, engine.connect() as connection:
+                connection.scalar(select(1))
+                connection.commit()
+                hole.swallow() if not silences else None
+            silences += deadline.is_silent
+    assert silences == 1
+    engine.dispose()
 
 
 @pytest.mark.requires("container")
