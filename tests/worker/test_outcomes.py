@@ -162,15 +162,18 @@ def test_a_task_cancelled_before_it_starts_is_not_run(
 ) -> None:
     db.insert(Task, rows(200))
     held: Any = ()
+    known = threading.Event()
     begun: list[int] = []
 
     def during(task: Any) -> None:
+        known.wait(60)
         begun.append(task.id)
         if not blocking.started and any(job.claim.identity > (task.id,) for job in held):  # claimed ahead
             blocking(task)
 
     worker = workers.serve(Task, without_session(db, during), poll=LONG, concurrency=1, lease=LEASE).worker
     held = eventually(lambda: worker._run)._context.in_flight
+    known.set()
     blocking.wait_for()
     (first,) = blocking.started
     with db.begin() as actor:
