@@ -73,7 +73,7 @@ def test_silent_connections_are_closed(db: Database, hole: BlackHole) -> None:
         eventually(all_are(db, "completed"))
         eventually(lambda: well(worker))
         assert hole.swallow()
-        eventually(lambda: hole.waiting)
+        eventually(lambda: hole.waiting or hole.left)  # one that was waiting for a response then is not used any more
         db.insert(Task, tasks("any"))
         eventually(all_are(db, "completed"), within=PATIENCE)
         eventually(lambda: not hole.waiting)
