@@ -290,7 +290,8 @@ def errors(
         say(f"{spec.name} has no such errors.")
     if len(found) > limit:
         rest = found[limit:]
-        complain(f"{len(rest):,} more groups, of {sum(each.tasks for each in rest):,} tasks: --limit shows them.")
+        groups = f"{len(rest):,} more group{'s' if len(rest) > 1 else ''}"
+        complain(f"{groups} (tasks: {sum(each.tasks for each in rest):,}): --limit shows them.")
 
 
 def _print_groups(found: Sequence[ErrorGroup]) -> None:

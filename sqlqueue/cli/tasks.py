@@ -97,16 +97,22 @@ def _column(spec: QueueSpec, name: str) -> _Column:
 
 
 def _fitting(spec: QueueSpec, tasks: Sequence[Facts], others: Sequence[_Column]) -> Iterator[_Column]:
-    """Yield the first of the model's own columns with short, non-empty values, as long as they fit."""
+    """Yield the first of the model's own columns with short, non-empty values, as long as they fit.
+
+    That is all of them if lines have any length, or if the other columns do not fit, so that each value gets a line.
+    """
     left = room() - max(len(str(task["key"])) for task in tasks)
     left -= sum(GAP + min(each.width(tasks), _LONGEST if each.name in _TEXTS else sys.maxsize) for each in others)
+    longest = _LONGEST
+    if left < 0 or room() == sys.maxsize:
+        left, longest = sys.maxsize, room() - _LONGEST
     for prop in spec.mapper.column_attrs:
         stored = prop.columns[0]
         if prop.key not in tasks[0]["columns"] or stored.primary_key or isinstance(stored.type, (LargeBinary, Text)):
             continue
         own = _Column(prop.key)
         needed = min(own.width(tasks), _LONGEST) if own.is_unreadable(tasks) else own.width(tasks)
-        is_short = room() == sys.maxsize or needed <= max(_LONGEST, len(own.heading))
+        is_short = needed <= max(longest, len(own.heading))
         if is_short and GAP + needed <= left and any(own.value(task) not in (None, "") for task in tasks):
             left -= GAP + needed
             yield own
@@ -139,7 +145,8 @@ def list_tasks(
         sqlqueue list --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded --error '%timeout%'
 
     All filters must match. Ages use the database's clock. Each line shows a task's state, as many of the model's own
-    columns as fit, and the first line of its error. sqlqueue show prints a whole task.
+    columns as fit, and the first line of its error; if even the others do not fit, each value gets a line. sqlqueue
+    show prints a whole task.
 
     With --json: an array of objects with queue (its table), key, the queue's columns by their documented names, and
     columns, an object of the model's own.

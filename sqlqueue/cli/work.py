@@ -293,8 +293,9 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="ACTION",
-        help="Allow an action: retry, rerun, run-now, cancel, discard, pause, resume, set-limit, reschedule,"
-        " drain-workers, stop-workers, set-concurrency, or all. May be repeated. By default, nothing can be changed.",
+        help="Allow an action: retry, rerun, run-now, set-priority, set-time, cancel, discard, pause, resume,"
+        " set-limit, set-rate, reschedule, unschedule, drain-workers, stop-workers, set-concurrency, release-workers,"
+        " or all. May be repeated. By default, nothing can be changed.",
     ),
 ]
 Token = Annotated[

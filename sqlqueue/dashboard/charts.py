@@ -150,6 +150,8 @@ class Chart:
     kinds: Sequence[str]
     """What the legend explains."""
     summary: str
+    unknown: Sequence[str] = ()
+    """The queues in which something was completed, but no waiting times could be read."""
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -230,9 +232,13 @@ def durations_chart(
 
     capped = {start: any(each.capped for each in found.values()) for start, found in by_start.items()}
     columns, times = _columns(capped, period, text, dots=dots), list(_times(list(by_start), period))
-    return Chart(
-        title, period, columns, times, values, list(kinds), f"{title}, last {period.name}: at most {span(most)}."
-    )
+    unknown = [
+        name
+        for name, buckets in queues.items()
+        if any(each.completed for each in buckets) and all(each.waiting_time.p95 is None for each in buckets)
+    ]
+    summary = f"{title}, last {period.name}: at most {span(most)}."
+    return Chart(title, period, columns, times, values, list(kinds), summary, unknown)
 
 
 _WHOLE = 100.0

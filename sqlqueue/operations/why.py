@@ -226,7 +226,8 @@ def _trouble(session: Session, seen: SeenTask) -> Iterator[Reason]:
     """Yield the reasons why a running task may not end."""
     holder = holder_of(session, seen.spec, seen.values["claim_token"])
     if holder is not None and holder.state is WorkerState.SILENT:
-        text = f"its worker has been silent for {spoken(holder.unheard)}: release_workers() releases its tasks at once"
+        remedy = f"sqlqueue workers release {holder.name}, or release_workers(), releases its tasks at once"
+        text = f"its worker has been silent for {spoken(holder.unheard)}: {remedy}"
         yield Reason(cause=Cause.SILENT, text=text, since=holder.seen_at, by=holder.name)
     if holder is not None and holder.stalled_at is not None:
         text = f"the event loop of its worker has been standing still since {moment_text(holder.stalled_at)}"

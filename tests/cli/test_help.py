@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import tomllib
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from sqlqueue.cli import application
 from sqlqueue.cli._options import age
+from sqlqueue.dashboard import Action
 from tests.cli.invoking import FAILED, out, put, run, words
 from tests.support.models import Task
 
@@ -56,3 +58,10 @@ def test_the_configuration_of_sql_tasks_can_be_copied_from_its_help() -> None:
     lines = [line.strip() for line in told.partition("Then, in any program")[0].splitlines()]
     (database,) = tomllib.loads("\n".join(lines[lines.index("[[database]]") :]))["database"]
     assert {"url", "schemas", "execute_url", "users", "create", "queues"} <= set(database)
+
+
+def test_the_help_of_the_dashboard_names_the_actions() -> None:
+    """All but the one that needs an application which names what may be edited."""
+    told = words(CliRunner().invoke(application(), ["dashboard", "--help"], env={"COLUMNS": "200"}).stdout)
+    (named,) = re.findall(r"Allow an action: (.*?), or all\.", told)
+    assert named.split(", ") == [action for action in Action if action is not Action.EDIT]

@@ -141,7 +141,8 @@ def test_list_and_errors_print_tables(url: str) -> None:
     ]
     put(url, Mail, *[{**FAILED, "error": f"{word} down"} for word in "ab"])
     found = run("errors", "--limit", "1", model="Mail")
-    assert (found.stdout.count("group "), found.stderr) == (1, "2 more groups, of 2 tasks: --limit shows them.\n")
+    assert (found.stdout.count("group "), found.stderr) == (1, "2 more groups (tasks: 2): --limit shows them.\n")
+    assert run("errors", "--limit", "2", model="Mail").stderr == "1 more group (tasks: 1): --limit shows them.\n"
 
 
 def _moment(url: str) -> str:
@@ -224,7 +225,8 @@ def narrow(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 LONG = "smtp-1.internal.example.org refused 0123456789@example.org (request 1f6ffe72-0000-4000-8000-000000000000)"
-CALL = {"task": "billing.reminders.send_reminder", "arguments": {"to": "0123456789@example.org"}}
+NOTE = "see 2026/11"
+CALL = {"task": "billing.reminders.send_reminder", "arguments": {"to": "0123456789@example.org"}, "note": NOTE}
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -233,7 +235,17 @@ def test_no_table_is_split_and_no_word_broken(url: str, monkeypatch: pytest.Monk
     put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "status": "cancelled"})
     put(url, Task, {"status": "scheduled"}, {"status": "retryable"}, {**FAILED, "status": "completed"})
     put(url, Mail, {**FAILED, "error": f"{LONG}\nsecond line", "topic": "news-of-the-archive"})
-    put(url, Chore, {**CALL, "limit_key": "tenant-0123456789", "unique_key": "reminder:4711:2026-11-27", "error": LONG})
+    put(
+        url,
+        Chore,
+        {
+            **CALL,
+            "limit_key": "tenant-0123456789",
+            "unique_key": "reminder:4711:2026-11-27",
+            "error": LONG,
+            "note": "see 2026/11",
+        },
+    )
     out("pause", "--topic", "news", model="Mail")
     out("set-limit", "tenant-0123456789", "2", "--yes", model="Chore")
     printed = {
@@ -255,7 +267,7 @@ def test_no_table_is_split_and_no_word_broken(url: str, monkeypatch: pytest.Monk
     )
     whole = {
         "stats": ["customer_order", "paused news", "news-of-the-archive"],
-        "list": [CALL["task"], "tenant-0123456789", "news-of-the-archive", "2020-01-01 00:00:00Z"],
+        "list": [CALL["task"], "tenant-0123456789", NOTE, "news-of-the-archive", "2020-01-01 00:00:00Z"],
         "errors": LONG.split(),
         "show": [CALL["task"], "tenant-0123456789", "reminder:4711:2026-11-27", *LONG.split()],
         "limits": ["tenant-0123456789"],

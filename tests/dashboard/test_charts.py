@@ -123,3 +123,12 @@ def test_nothing_and_tasks_beside_attempts() -> None:
     assert counts_chart("Ended", of_one(), HOUR).is_empty
     assert not counts_chart("Ended", of_one(bucket(1, failed=1)), HOUR).is_empty
     assert Ended.of([Bucket(START), bucket(1)]).unit == "attempts and tasks"
+
+
+def test_queues_whose_waiting_times_are_not_known_are_named() -> None:
+    queues = {
+        "Email": buckets(2, b0=bucket(0, completed=3), b1=bucket(1, completed=1, waiting_time=waited(1))),
+        "Order": buckets(2, b1=bucket(1, completed=2)),
+        "Page": buckets(2, b1=bucket(1, failed=2)),
+    }
+    assert durations_chart("Times", {"waiting": lambda each: each.waiting_time}, queues, HOUR).unknown == ["Order"]

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from sqlqueue import QueueMixin, QueueOptions, QueueSession
 from sqlqueue.dashboard import Dashboard, Viewer
-from tests.dashboard.models import Event
+from tests.dashboard.models import Crawl, Event, Page, Step
 from tests.dashboard.serving import ERROR
 
 
@@ -36,6 +36,30 @@ def test_a_page_counts_what_ended_once_and_by_one_word(app: TestClient, sessions
     for period in ("day", "week"):
         assert f"ended attempts, last {period}<b>70</b>" in app.get("/", params={"period": period}).text
     assert app.get("/", params={"period": "age"}).text == page
+
+
+def test_tasks_that_cannot_start_are_counted(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    """Those of a key at its limit, and those that wait for others."""
+    with sessions.begin() as session:
+        session.enqueue(Crawl, [{"limit_key": "full"}] * 5)
+        session.claim_many(Crawl, Crawl.limit_key == "full", limit=5)
+        session.enqueue(Step(), after="delivery")
+        limited, waiting = session.overview(Crawl).limited, session.stats(Step)["waiting"]
+    page = app.get("/").text
+    assert f"+ {limited} at limits" in row(page, "crawl")
+    assert f"; {limited} more at limits" in page
+    assert min(limited, waiting) > 0
+    assert f'data-label="Later">{waiting}<' in row(page, "step")
+
+
+def test_a_page_says_whose_waiting_times_are_not_known(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    with sessions.begin() as session:
+        session.add(Page(address="/"))
+        session.flush()
+        session.complete(session.claim(Page, Page.address == "/"))
+    assert "Waiting times of page are not known" in app.get("/").text
+    assert "Waiting times of page are not known" in app.get("/queue/page").text
+    assert "are not known" not in app.get("/queue/email").text
 
 
 def test_messages_that_were_published_and_deleted_are_counted(app: TestClient, sessions: sessionmaker[Any]) -> None:

@@ -249,6 +249,8 @@ def test_one_word_for_the_state_of_a_worker(fleet: Database) -> None:
         (claim,) = held(fleet, 1, number)
         return [(reason.cause, reason.by) for reason in fleet.committed.why(claim).reasons][1:]
 
+    (claim,) = held(fleet, 1, 7)
+    assert "sqlqueue workers release gone" in fleet.committed.why(claim).reasons[1].text
     assert [told(number) for number in (5, 6, 7)] == [[], [(Cause.STALLED, "blocked")], [(Cause.SILENT, "gone")]]
 
 
