@@ -106,7 +106,7 @@ def upgrade() -> None:
             batch_op.f("ix_sqlqueue_demo_file_claim"),
             ["status", "priority", "available_at", "id"],
             unique=False,
-            postgresql_where=sa.text("status = 'available'"),
+            postgresql_where=sa.text("status = 'available' OR status < status"),
             mssql_where=sa.text("status = 'available'"),
             sqlite_where=sa.text("status = 'available'"),
         )

@@ -51,6 +51,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
+from sqlalchemy.sql import operators
 
 from .._support.errors import ArgumentError
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity
@@ -230,7 +231,7 @@ class PostgreSQLRows(Rows):
             return super().claim_lanes(session, request, shares, first)
         tasks, taken = list[Any](), dict[Any, int]()
         if room := shares.get(None):
-            unkeyed = lanes.made.get(("unkeyed", room), lambda: pick.lane(lanes.column.is_(None), room))
+            unkeyed = lanes.made.get(("unkeyed", room), lambda: self.lane(pick, None, room))
             tasks = self.lock_and_write(session, replace(request, pick=unkeyed))
             taken = {None: len(tasks) + len(request.unreadable)}
         if not keys:
@@ -260,7 +261,7 @@ class PostgreSQLRows(Rows):
             of, first = self._first_of_lanes(pick, self.select_candidates, wanted)
             yield select(*first.c).select_from(of.join(first, true()))
             if has_unkeyed:
-                yield self.select_candidates(pick.lane(lanes.column.is_(None), number), *wanted)
+                yield self.select_candidates(self.lane(pick, None, number), *wanted)
 
         columns = [*pick.spec.primary_key, lanes.column]
         statement = lanes.made.get((self, "heads", has_unkeyed and number), lambda: merged(read, columns, pick.order))
@@ -361,12 +362,12 @@ class PostgreSQLRows(Rows):
         of = read(self.lane(pick, given.c.lane_key, 1), *columns)
         return given, of.limit(given.c.share).lateral("first")
 
-    def lane(self, pick: Pick, key: ColumnElement[Any], number: int) -> Pick:
+    def lane(self, pick: Pick, key: Any, number: int) -> Pick:
         # If the statistics know a single key, a planner takes any other for as frequent, and reads the whole queue in
         # its order. Only the index of the lanes has the rows of a range of keys in the order of the keys.
         lanes: Any = pick.lanes
-        of = and_(lanes.column >= key, lanes.column <= key)
-        return replace(pick.lane(of, number), order=(*lanes.order, *pick.order))
+        of = lanes.column.is_(None) if key is None else and_(lanes.column >= key, lanes.column <= key)
+        return replace(pick.lane(of, number), order=tuple(dict.fromkeys([*lanes.order, *pick.order])))
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
@@ -557,6 +558,13 @@ class PostgreSQLInspection(CatalogInspection):
     partial_index = PARTIAL_INDEX
     reviving = "REINDEX INDEX CONCURRENTLY {schema}{index}"
     dates_old_rows = True
+
+    def index_options(self, predicate: Criterion) -> dict[str, Any]:
+        # A search drops conditions that the predicate implies, even those on the first columns of the index, and then
+        # reads all of it (before PostgreSQL 18). The second condition, which no row satisfies, hides what is implied.
+        first: Any = next(iter(getattr(predicate, "clauses", [predicate])))
+        fixes = first.operator in (operators.eq, operators.is_)
+        return super().index_options(or_(predicate, first.left < first.left) if fixes else predicate)
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         # whether one of the parameters is not set; the table's owner may choose other values

@@ -804,7 +804,7 @@ class Rows(ABC):
         seen: set[Identity] = set()
         number = 1 << (max(shares.values()) + 1).bit_length()
         while wanted:
-            rows = first or self._first_rows(session, pick, list(wanted), number)
+            rows = first or self.first_rows(session, pick, list(wanted), number)
             full = [key for key in wanted if first or len(rows[key]) == number]
             left = {key: [each for each in rows[key] if each not in seen] for key in wanted}
             while some := {each: key for key, room in wanted.items() for each in left[key][:room]}:
@@ -853,12 +853,12 @@ class Rows(ABC):
         again: Any = pick.spec["claim_token"] == literal_column(str(REACTIVATED))
         way = case((again, literal_column("2")), else_=literal_column("1"))
         free = case((lanes.free, way), else_=literal_column("0")).label("free")
-        rows = self._first_rows(session, pick, keys, number, free)
+        rows = self.first_rows(session, pick, keys, number, free)
         free_rows = {key: list(takewhile(itemgetter(-1), some)) for key, some in rows.items()}
         reactivated = {key for key, some in free_rows.items() if some and some[0][-1] > 1}
         return {key: [row[:-1] for row in some] for key, some in free_rows.items()}, reactivated
 
-    def _first_rows(
+    def first_rows(
         self, session: Session, pick: Pick, keys: Sequence[Any], number: int, *also: ColumnElement[Any]
     ) -> dict[Any, list[Identity]]:
         """Return the primary keys of the first ``number`` rows of each lane, locked or not, and their ``also``."""
@@ -868,10 +868,10 @@ class Rows(ABC):
             found[key][row] = None
         return {key: list(rows) for key, rows in found.items()}
 
-    def lane(self, pick: Pick, key: ColumnElement[Any], number: int) -> Pick:
-        """Return the first ``number`` rows of the lane of ``pick`` with this ``key``."""
+    def lane(self, pick: Pick, key: Any, number: int) -> Pick:
+        """Return the first ``number`` rows of the lane of ``pick`` with this ``key``, ``None`` for rows without one."""
         lanes: Any = pick.lanes
-        return pick.lane(lanes.column == key, number)
+        return pick.lane(lanes.column.is_(None) if key is None else lanes.column == key, number)
 
     def _rows_of_each(
         self, session: Session, pick: Pick, number: int, keys: Sequence[Any], columns: Columns, *, apart: bool
@@ -888,9 +888,8 @@ class Rows(ABC):
 
         def make() -> Select[Any]:
             column: Any = pick.lanes and pick.lanes.column
-            lanes = [pick.lane(column.is_(None), number)] if unkeyed else []
             named = (bindparam(LANE.format(n), type_=column.type) for n, _ in enumerate(searched))
-            lanes += [self.lane(pick, key, number) for key in named]
+            lanes = [self.lane(pick, key, number) for key in [*([None] if unkeyed else []), *named]]
             if len(lanes) == 1:
                 return self.select_candidates(lanes[0], *columns)
             return merged(

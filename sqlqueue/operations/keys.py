@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, case, func, literal_column, select
+from sqlalchemy import ColumnElement, case, func, literal_column, select
 
 from .._support import checks
 from .._support.texts import key_text
@@ -27,7 +27,6 @@ from ..sql import (
     is_due,
     is_held,
     is_ready,
-    merged,
     representable,
     state,
     terms_of,
@@ -139,21 +138,11 @@ class View:
         self._scope = tuple(terms_of(spec, scope_of(self._session, spec)))
         self._waiting = self._in_sequence() if spec.lane is None else self._in_lanes()
 
-    def _pick(self, state: tuple[Criterion, ...], order: Sequence[Ordering], index: str) -> Pick:
-        return Pick(
+    def _pick(self, state: tuple[Criterion, ...], order: Sequence[Ordering], index: str, *first: Ordering) -> Pick:
+        """Return the tasks in this ``state``, whose keys are in order in the index after those ``first`` terms."""
+        pick = Pick(
             spec=self._spec, state=state, where=self._scope, order=tuple(order), limit=COUNTED, index=index, exact=False
         )
-
-    def _in_lanes(self) -> Pick:
-        return self._pick((is_available(self._spec),), (), self._spec.index_name("claim", [self._column]))
-
-    def _in_sequence(self) -> Pick:
-        spec = self._spec
-        return self._pick((spec["finished_at"].is_(None),), spec.sequence_order, spec.index_name("order"))
-
-    def next_keys(self, after: Any, number: int) -> list[Any]:
-        """Return the keys with waiting tasks that come after one, at most ``number``."""
-        first = [Ordering(self._spec["finished_at"])] if self._spec.lane is None else []
         lanes = Lanes(
             column=self._column,
             within=self._scope,
@@ -161,9 +150,20 @@ class View:
             place="sequence" if first else ((), ()),
             order=(*first, Ordering(self._column)),
             has_all=not self._scope,
-            ordered=self._waiting,
+            ordered=pick,
         )
-        pick, found = replace(self._waiting, lanes=lanes), [after]
+        return replace(pick, lanes=lanes)
+
+    def _in_lanes(self) -> Pick:
+        return self._pick((is_available(self._spec),), (), self._spec.index_name("claim", [self._column]))
+
+    def _in_sequence(self) -> Pick:
+        spec, state = self._spec, (self._spec["finished_at"].is_(None),)
+        return self._pick(state, spec.sequence_order, spec.index_name("order"), Ordering(spec["finished_at"]))
+
+    def next_keys(self, after: Any, number: int) -> list[Any]:
+        """Return the keys with waiting tasks that come after one, at most ``number``."""
+        pick, found = self._waiting, [after]
         known = Keys() if self._scope else rotation_of(self._session, pick, {}).keys  # what claims remember
         while len(found) <= number:
             following, _ = known.after(self._adapter, self._session, pick, found[-1], number)
@@ -193,19 +193,19 @@ class View:
         """Return whether tasks without a key wait."""
         if not self._column.nullable:
             return False
-        pick = self._waiting.lane(self._column.is_(None), 1)
+        pick = self._adapter.rows.lane(self._waiting, None, 1)
         reading = self._adapter.rows.select_candidates(pick, *self._spec.primary_key)
         return self._adapter.rows.execute(self._session, self._spec, reading).first() is not None
 
     def states(self, keys: Sequence[Any], paused: Iterable[Any]) -> list[KeyState]:
         """Return the states of these keys, :data:`LANES` at most."""
-        spec, of = self._spec, self._of
+        spec = self._spec
         none: ColumnElement[int] = literal_column("0")
         limits = self._limits(keys)
         counts = [
             count
             for key in keys
-            for count in (self._ready(of(key)), self._running(of(key)) if limits[key].running is None else none)
+            for count in (self._ready(key), self._running(key) if limits[key].running is None else none)
         ]
         numbers = self._adapter.rows.execute(self._session, spec, select(*counts)).one()
         blocked, stopped = self._blocked(keys), set(paused)
@@ -225,29 +225,24 @@ class View:
             for n, key in enumerate(keys)
         ]
 
-    def _of(self, key: Any) -> Criterion:
-        criterion: Criterion = self._column.is_(None) if key is None else self._column == key
-        return criterion
-
-    def _ready(self, of: Criterion) -> ColumnElement[int]:
+    def _ready(self, key: Any) -> ColumnElement[int]:
         if self._spec.lane is None:
-            return self._count(self._waiting.lane(of, COUNTED), is_ready(self._spec))
-        pick = replace(self._waiting, state=(is_available(self._spec), has_come(self._spec)))
-        return self._count(pick.lane(of, COUNTED), None)
+            return self._count(self._waiting, key, is_ready(self._spec))
+        return self._count(replace(self._waiting, state=(is_available(self._spec), has_come(self._spec))), key, None)
 
-    def _running(self, of: Criterion) -> ColumnElement[int]:
+    def _running(self, key: Any) -> ColumnElement[int]:
         spec, pick, later = self._spec, self._waiting, ~has_come(self._spec)
         if spec.lane is not None:
             due = (spec["finished_at"].is_(None), is_due(spec), later)
-            order = [term for term in spec.due_order if term.column is not spec["finished_at"]]
-            pick = self._pick(due, order, spec.index_name("due", [self._column]))
-        return self._count(pick.lane(of, COUNTED), is_held(spec) & later)
+            pick = self._pick(due, spec.due_order, spec.index_name("due", [self._column]))
+        return self._count(pick, key, is_held(spec) & later)
 
-    def _count(self, pick: Pick, criterion: Criterion | None) -> ColumnElement[int]:
-        """Return the number of rows of a pick that satisfy a criterion, as a column."""
+    def _count(self, pick: Pick, key: Any, criterion: Criterion | None) -> ColumnElement[int]:
+        """Return the number of rows of a key in a pick that satisfy a criterion, as a column."""
         one: ColumnElement[Any] = literal_column("1")
         counted = one if criterion is None else case((criterion, one))
-        rows = self._adapter.rows.select_candidates(pick, counted.label("one")).subquery()
+        look, of_key = self._adapter.rows.select_candidates, self._adapter.rows.lane(pick, key, COUNTED)
+        rows = look(of_key, counted.label("one")).subquery()
         return select(func.count(rows.c.one)).scalar_subquery().label(None)
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
@@ -268,32 +263,21 @@ class View:
             return {}
         now, moment = utcnow(), spec["available_at"]
         waits = case((moment > now, literal_column("1")), else_=literal_column("0")).label("waits")
-        heads = self._firsts(self._waiting, named, [spec["status"], representable(moment).label("moment"), waits])
-        letters = dict[Any, Sequence[Any]]()
+        shown = spec["status"], representable(moment).label("moment"), waits
+        first = self._adapter.rows.first_rows
+        heads = first(self._session, self._waiting, named, 1, *shown)
+        letters = dict[Any, list[Identity]]()
         if spec.discarded_hold:
             discarded = (spec["status"] == state(Status.DISCARDED),)
             order = [Ordering(column) for column in spec.primary_key]
-            letters = self._firsts(self._pick(discarded, order, spec.index_name("held")), named, [])
+            letters = first(self._session, self._pick(discarded, order, spec.index_name("held")), named, 1)
         found = dict[Any, KeyBlock]()
         number = next(n for n, column in enumerate(spec.primary_key) if column is not spec.sequence)
-        for key, (status, until, is_later, *identity) in heads.items():
-            letter = letters.get(key)
-            if letter is not None and letter[number] < identity[number]:
-                found[key] = KeyBlock(tuple(letter), Status.DISCARDED.value, None)
-            elif is_later and status != Status.RUNNING:
-                found[key] = KeyBlock(tuple(identity), status, until)
+        for key, rows in heads.items():
+            for *identity, status, until, is_later in rows:
+                held = [letter for letter in letters.get(key, ()) if letter[number] < identity[number]]
+                if held:
+                    found[key] = KeyBlock(held[0], Status.DISCARDED.value, None)
+                elif is_later and status != Status.RUNNING:
+                    found[key] = KeyBlock(tuple(identity), status, until)
         return found
-
-    def _firsts(
-        self, pick: Pick, keys: Sequence[Any], columns: Sequence[ColumnElement[Any]]
-    ) -> dict[Any, Sequence[Any]]:
-        """Return ``columns`` and the primary key of the first row of each key in a pick."""
-        firsts, wanted = [pick.lane(self._of(key), 1) for key in keys], [*columns, *self._spec.primary_key]
-        look = self._adapter.rows.select_candidates
-        reading: Select[Any]
-        if len(keys) == 1:
-            reading = look(firsts[0], literal_column("0"), *wanted)
-        else:
-            reading = merged(lambda some: (look(each, *some) for each in firsts), wanted, (), apart=True)
-        rows: Any = self._adapter.rows.execute(self._session, self._spec, reading)
-        return {keys[part]: row for part, *row in rows}

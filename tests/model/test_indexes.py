@@ -46,7 +46,7 @@ def test_each_engine_renders_the_predicate_in_its_own_sql(base: type[Declarative
     # a migration renders them unchanged on every engine
     words = {option: str(predicate) for option, predicate in index.dialect_kwargs.items()}
     assert words == {
-        "postgresql_where": "\"queueStatus\" = 'available'",
+        "postgresql_where": '"queueStatus" = \'available\' OR "queueStatus" < "queueStatus"',
         "mssql_where": "[queueStatus] = 'available'",
         "sqlite_where": "\"queueStatus\" = 'available'",
     }

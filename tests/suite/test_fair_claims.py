@@ -301,24 +301,6 @@ def test_a_claim_reads_as_much_of_a_large_backlog_as_of_a_small_one(
         assert median(size) <= 2 * amount + 100
 
 
-def test_a_claim_reads_no_backlog_of_the_only_key_that_statistics_know(
-    sync_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "AGE", math.inf)
-    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
-    amounts = []
-    for number in (100, 10_000):
-        sync_db.insert(Crawl, [{**rows(1)[0], "site": "large", "topic": "a"}] * number)
-        analyze(sync_db, Crawl)
-        crawls(sync_db, **{f"site {n:02}": 40 for n in range(40)})
-        for _ in range(3):
-            with other.session() as session, reading(session, sync_db.case) as read:
-                assert len(session.claim_many(Crawl, limit=40)) == 40
-        amounts.append(read.amount)
-        sync_db.execute(delete(Crawl))
-    assert amounts[1] <= 2 * amounts[0] + 100
-
-
 @pytest.mark.requires("plans_empty_tables")
 def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
     sync_db.insert(Message, [row for kind, n in (("many", 2_000), ("few", 2)) for row in rows(n, kind=kind)])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import delete, event, select
 from sqlalchemy.orm import with_loader_criteria
 
 from sqlqueue import ArgumentError, Cause, KeyState
 from sqlqueue.dialects import adapter_for
+from sqlqueue.dialects.inspection import explain
 from sqlqueue.operations import turns
+from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.operations.control import not_paused
 from sqlqueue.queue.spec import spec_of
 from tests.suite.test_plans import reading
@@ -118,6 +121,52 @@ def test_as_much_is_read_of_a_large_backlog_as_of_a_small_one(db: Database, mode
     later = {column: "b", "status": "scheduled", "available_at": TOMORROW}
     insert_many(db, model, {column: "b", "available_at": PAST}, done, later)
     assert effort() <= 2 * small + 2_000
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit, Outgoing])
+def test_the_backlog_of_the_only_key_that_statistics_know_is_not_read(
+    db: Database, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a planner, every other key looks as frequent as that one."""
+    monkeypatch.setattr(turns, "AGE", math.inf)
+    column, found = spec_of(model).keyed_by.key, list[dict[str, int]]()
+    calls: dict[str, Any] = {
+        "claim": lambda session: session.claim_many(model, limit=20),
+        "keys": lambda session: session.keys(model, first=10),
+    }
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    for number in (1_500, 15_000):
+        turns._rotations.clear()
+        db.insert(model, [{column: "large", "available_at": PAST}] * number)
+        analyze(db, model)
+        for key in [*(f"key {n:02}" for n in range(40)), None]:
+            db.insert(model, rows(20, **{column: key}))
+        amounts = dict[str, int]()
+        for name, call in [*calls.items()] * 3:
+            with other.session() as session, reading(session, db.case) as read:
+                assert call(session)
+            amounts[name] = min(read.amount, amounts.get(name, read.amount))
+        found.append(amounts)
+        db.execute(delete(model))
+    few, many = found
+    assert {name: (few[name], many[name]) for name in calls if many[name] > 2 * few[name] + 100} == {}
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
+def test_searches_begin_at_the_first_column_of_an_index(db: Database, model: Any) -> None:
+    """Not every version of PostgreSQL skips to the key if that column is not compared."""
+    if db.case.name != "postgresql":
+        pytest.skip("its plans do not show this")
+    column = spec_of(model).keyed_by
+    rows, pick = adapter_for(db.engine.dialect).rows, ClaimQuery(spec_of(model)).steps[0](1)
+    for part in (pick.keys(column > "a", 1), rows.lane(pick, "a", 1)):
+        with db.engine.connect() as connection:
+            for way in ("seqscan", "bitmapscan", "sort"):  # those of an empty table
+                connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+            plan = "\n".join(row[0] for row in explain(connection, "EXPLAIN", rows.select_candidates(part, column)))
+        assert ("finished_at" if model is Transfer else "status") in plan.partition("Index Cond: ")[2], plan
 
 
 @pytest.mark.sync_only
