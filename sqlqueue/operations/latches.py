@@ -227,10 +227,11 @@ class Latches:
                 groups[tuple(counts[row.id][name] for name in OUTCOMES)].append(row.id)
             for numbers, ids in groups.items():
                 self.change(ids, opened_at=utcnow(), **dict(zip(OUTCOMES, numbers, strict=True)))
-            late = [row for row in ripe if row.broken_at is None and _is_failing(counts[row.id])]
+            failed = [row for row in ripe if row.broken_at is not None or _is_failing(counts[row.id])]
+            late = [row for row in failed if row.broken_at is None]
             self.change([row.id for row in late], broken_at=utcnow())
-            skipped = self.release([row for row in ripe if row.broken_at is None and row not in late])
-            cancelled = self.fail([row for row in ripe if row.broken_at is not None or row in late], early=False)
+            skipped = self.release([row for row in ripe if row not in failed])
+            cancelled = self.fail(failed, early=False)
             ended += [Ended(row.id, {name: counts[row.id][name] for name in OUTCOMES}) for row in ripe]
             above = self.above(ripe) | skipped | cancelled
             left |= above | self.break_(self.above(late) | cancelled)

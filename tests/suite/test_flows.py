@@ -32,6 +32,7 @@ from sqlqueue import (
 )
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.latches import Latches
+from sqlqueue.sql import utcnow
 from sqlqueue.transaction import Access
 from tests.suite import children
 from tests.support.flows import Latch, Note, Page, flow
@@ -120,6 +121,8 @@ def test_callbacks_of_a_batch(flow: Database) -> None:
         assert (latch.completed, latch.discarded, latch.broken_at) == (3, 0, None)
         skipped = session.scalar(select(Note).where(Note.name == "failed"))
         assert (skipped.error, skipped.waits_when) == (None, "skipped")
+    with flow.begin() as session:
+        assert session.run(opens, "import") == 0, "it has opened twice"
 
 
 @pytest.mark.asyncio_everywhere
@@ -348,6 +351,86 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
     with flow.begin() as session:
         session.enqueue(Page(name="cancelled at once"), after="inner", into="late")
     assert ends(flow, Note)["late alarm"] == "available"
+    with flow.begin() as session, session.batch("above") as above:
+        above.add(Page, [])
+        above.add(Note(name="unfinished"))
+        above.then(Note(name="alarm above"), when="failed")
+    with flow.begin() as session, session.batch("unseen", into="above") as unseen:
+        failed = unseen.add(Page(name="failed"))
+        unfinished = unseen.add(Page(name="too"))
+        never = unseen.add(Page(name="not run"), after=failed)
+        unseen.add(Note(name="instead"), after=[never, unfinished], when="failed")
+        unseen.add(Page(name="not run either"), after=never)
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "failed"), "boom")
+    with flow.begin() as session:
+        assert session.run(opens, "unseen/0") == 3
+    assert ends(flow, Page)["not run either"] == "cancelled"
+    found = ends(flow, Note)
+    assert found["instead"] == found["alarm above"] == "available"
+
+
+@pytest.mark.sync_only
+def test_two_looks_at_once_leave_to_a_later_one_what_neither_sees(flow: Database) -> None:
+    with flow.begin() as session, session.batch("outer") as batch:
+        batch.add(Page())
+        batch.then(Note(name="end"))
+    for key in ("one", "two"):
+        with flow.begin() as session, session.batch(key, into="outer") as batch:
+            batch.add(Page())
+    with flow.begin() as session:
+        session.complete(session.claim_many(Page, limit=3))
+    with flow.begin() as session:
+        assert opens(session.sync_session, "outer") == 0, "it has opened over batches"
+        first = latches(session.sync_session).open(["one"])
+        if flow.case.one_writer:
+            session.commit()
+        with flow.begin() as other:
+            second = latches(other.sync_session).open(["one", "two"])
+    if flow.case.one_writer:
+        assert second.opened == 2
+    else:
+        assert (first.opened, second.opened, second.left) == (1, 1, {"one", "outer"})
+        with flow.begin() as session:
+            assert opens(session.sync_session, *first.left) == 1
+    assert ends(flow, Note) == {"end": "available"}
+
+
+@pytest.mark.sync_only
+def test_looks_at_all_latches_find_only_those_that_have_something_to_do(flow: Database) -> None:
+    """Otherwise the others, of which there may be many more, would cost time, and hide these."""
+
+    def found() -> tuple[set[str], set[str], set[str]]:
+        with flow.begin() as session:
+            own = latches(session.sync_session)
+            return {*own.ripe(None)}, own.failing(None), {*own.late(None)}
+
+    flow.committed.enqueue(Note(name="waits"), after="event")
+    for key in ("completed", "broken"):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page(name=key))
+    assert sorted(work(flow, "broken")) == ["broken", "completed"]
+    with flow.begin() as session, session.batch("unfinished") as batch:
+        batch.add(Page, [{"name": "bad"}, {"name": "unfinished"}])
+    with flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page, [])
+        outer.add(Page(name="of outer"))
+    with flow.begin() as session, session.batch("inner", into="outer") as inner:
+        inner.add(Page(name="inner"))
+    assert found() == (set(), set(), set())
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "bad"), "boom")
+        session.complete(session.claim(Page, Page.name == "of outer"))
+    assert found() == (set(), {"unfinished"}, set())
+    flow.committed.advance(Page)
+    assert found() == (set(), set(), set())
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "inner"), "boom")
+    assert found() == ({"inner"}, {"inner"}, set())
+    with flow.begin() as session:
+        opens(session.sync_session, "inner")
+    flow.execute(update(Latch).where(Latch.id == "outer").values(opened_at=None, broken_at=None))
+    assert found() == ({"outer"}, {"outer"}, set()), "as if it had been locked when the inner one opened"
 
 
 @pytest.mark.sync_only
@@ -455,7 +538,12 @@ def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
     work(flow)
     assert flow.committed.prune_batches(Page) == 0
     assert flow.committed.prune(Page, timedelta(0)) == 3
-    assert flow.committed.prune_batches(Page, timedelta(0)) == 1
+    with flow.begin() as session, session.batch("chain") as batch:
+        batch.add(Page(name="next"), after=batch.add(Page(name="first")))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+    assert flow.committed.advance(Page) == 1
+    assert flow.committed.prune_batches(Page, timedelta(0)) == 1, "the parts of a batch are counted when it ends"
 
 
 @pytest.mark.sync_only
@@ -509,10 +597,31 @@ def test_what_was_not_needed_waits_again_if_a_member_fails_when_it_runs_again(fl
     assert work(flow) == ["a"]
     flow.committed.rerun(Page)
     assert work(flow, "a") == ["a"]
+    with flow.begin() as session:
+        session.run(lambda inner: latches(inner).break_({"import"}))
+        assert session.get(Latch, "import").broken_at is None, "a failure after the end is none of the batch"
     assert ends(flow, Note) == {"alarm": "cancelled"}
     flow.committed.retry(Page)
     assert ends(flow, Note) == {"alarm": "waiting"}
     assert work(flow, "a") == ["a", "alarm"]
+
+
+@pytest.mark.one_engine
+def test_a_retry_revives_neither_what_has_run_nor_what_another_failure_has_cancelled(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        two = batch.add(Page, [{"name": "a"}, {"name": "b"}])
+        batch.add(Note(name="alone"), after=two)
+        batch.add(Note(name="with another"), after=[two, batch.add(Page(name="c"))])
+        early = batch.add(Note(name="early"), after=two)
+    with flow.begin() as session:
+        session.execute(update(Note).where(Note.id == early.id).values(available_at=utcnow()))  # its deadline
+        session.cancel(session.claim(Note))
+    assert Counter(work(flow, "a", "b")) == Counter("abc")
+    assert set(ends(flow, Note).values()) == {"cancelled"}
+    assert flow.committed.retry(Page, Page.name == "a") == 1
+    assert set(ends(flow, Note).values()) == {"cancelled"}
+    assert flow.committed.retry(Page, Page.name == "b") == 1
+    assert ends(flow, Note) == {"alone": "waiting", "with another": "waiting", "early": "cancelled"}
 
 
 @pytest.mark.one_engine
@@ -540,6 +649,8 @@ def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) ->
     with flow.begin() as session:
         latch = session.get(Latch, "import")
         assert (latch.completed, latch.cancelled) == (2, 2)
+    flow.committed.enqueue(Note(name="late"), after="import", when="final")
+    assert ends(flow, Note)["late"] == "available"
 
 
 @pytest.mark.sync_only
