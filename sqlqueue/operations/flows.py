@@ -15,12 +15,11 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..model.companions import OUTCOMES, latches_of
 from ..model.declaration import QueueMixin
-from ..queue.options import FINAL
 from ..queue.spec import Criterion, QueueSpec, Where
 from ..sql import COUNTED, OfFound, capped_count, only, utcnow
 from ..transaction import Access, AnySession, is_restricted, refuse_if_restricted, row_of, running, session_of, within
 from .bulk import cancel_where
-from .latches import COMPLETED, EVENT, FAILED, SEALED, SKIPPED, Latches, has_failed
+from .latches import COMPLETED, EVENT, FAILED, SEALED, SKIPPED, Latches, has_failed, shown_state
 from .placing import PART, check_key, flow_spec
 
 T = TypeVar("T", bound=QueueMixin)
@@ -83,6 +82,16 @@ def below(latches: Latches, starts: Iterable[str], *, through: bool = True) -> d
         found.update((key, parts[key]) for key in todo)
         reached = dict.fromkeys(each for key in todo for each in parts[key])
         todo = [each for each in reached if each not in found and (through or PART in each)]
+    return found
+
+
+def sources(parts: Children, latch: str) -> Collection[str]:
+    """Return a latch and those on which it depends, according to what :func:`below` has returned."""
+    found, todo = dict[str, None](), [latch]
+    while todo:
+        each = todo.pop()
+        found[each] = None
+        todo += [part for part in parts.get(each, ()) if part not in found]
     return found
 
 
@@ -234,10 +243,6 @@ def groups_of(
     return list(found.items())
 
 
-def shown_state(status: str, when: str | None) -> str:
-    return SKIPPED if when == SKIPPED and status in FINAL else status
-
-
 def condition(awaited: str | None, when: str | None) -> str | None:
     """Return what a task has waited for, whatever became of it."""
     return None if awaited is None else FAILED if when == SKIPPED else when or COMPLETED
@@ -326,15 +331,13 @@ def _ends(latches: Latches, keys: Sequence[str], criterion: Any) -> Counter[str]
     found = Counter[str]()
     if not keys:
         return found
-    parts, owners = below(latches, keys), dict[str, str]()
+    parts, owners = below(latches, keys), defaultdict[str, list[str]](list)
     for key in keys:
-        todo = [key]
-        while todo:
-            owners[todo[-1]] = key
-            todo += [each for each in parts[todo.pop()] if each not in owners]
+        for each in sources(parts, key):
+            owners[each].append(key)
     for spec in latches.flows.values():
         chosen = latches.adapter.rows.one_of(spec, spec["reports_to"], list(owners))
         asked = select(spec["reports_to"], func.count()).where(only(spec, chosen, criterion(spec)))
         for latch, number in read(latches, spec, asked.group_by(spec["reports_to"])):
-            found[owners[latch]] += number
+            found.update(dict.fromkeys(owners[latch], number))
     return found

@@ -16,8 +16,8 @@ from ..model.declaration import QueueMixin
 from ..queue.spec import Identity
 from ..sql import is_waiting, only
 from ..transaction import AnySession, is_restricted, row_of, session_of, within
-from .flows import TaskKin, batch_row, below, condition, groups_of, read, shown_state
-from .latches import COMPLETED, EVENT, Latches
+from .flows import Children, TaskKin, batch_row, below, condition, groups_of, read, sources
+from .latches import COMPLETED, EVENT, Latches, shown_state
 from .placing import PART, THEN, flow_spec
 
 LARGEST_GROUP, MOST_NODES, MOST_AROUND = 12, 200, 24
@@ -232,14 +232,14 @@ class _Nodes:
             self._by_group[group] = list(self._draw(group, tasks[group]))
         self.left_out = sum(states.total() for group, states in self._groups.items() if group not in self._by_group)
 
-    def edges(self, parts: Mapping[str, Sequence[str]], inner: Collection[str], key: str) -> list[FlowEdge]:
+    def edges(self, parts: Children, inner: Collection[str], key: str) -> list[FlowEdge]:
         """Return the edges.  ``parts``: the latches on which each latch depends; ``inner``: those of members of the
         batch with this ``key``, for all of which its callbacks wait."""
         found = [
             FlowEdge(source.name, target.name, group.when or COMPLETED)
             for group, nodes in self._by_group.items()
             if group.waits_for not in (None, key)
-            for latch in _sources(parts, str(group.waits_for))
+            for latch in sources(parts, str(group.waits_for))
             for source in self._by_latch[latch]
             for target in nodes
         ]
@@ -283,15 +283,6 @@ class _Nodes:
         else:
             for key, state in tasks:
                 yield self._add(latch, label=f"{name} {key_text(key)}", identity=key, states={state: 1}, **values)
-
-
-def _sources(parts: Mapping[str, Sequence[str]], latch: str) -> Collection[str]:
-    found, todo = dict[str, None](), [latch]
-    while todo:
-        each = todo.pop()
-        found[each] = None
-        todo += [part for part in parts.get(each, ()) if part not in found]
-    return found
 
 
 def _urgency(states: Counter[str]) -> int:

@@ -282,8 +282,7 @@ class Latches:
                 asked = select(*columns, func.count()).where(spec["reports_to"].in_(some)).group_by(*columns)
                 latest = self._latest(spec, "reports", asked, skips=ended)
                 for latch, status, when, number in self._execute_for(spec, latest):
-                    end = SKIPPED if when == SKIPPED else status
-                    found[latch]["unfinished" if status not in FINAL else end] += number
+                    found[latch][shown_state(status, when) if status in FINAL else "unfinished"] += number
         sums = [func.sum(self.c[name]) for name in OUTCOMES]
         closed = func.count() - func.count(self.c.opened_at)
         for some in _parts([row.id for row in rows if ANY in row.members]):
@@ -499,6 +498,11 @@ def has_failed(spec: QueueSpec) -> Criterion:
     skipped = and_(spec["waits_when"].is_not(None), spec["waits_when"] == SKIPPED)
     cancelled = and_(spec["status"] == state(Status.CANCELLED), ~skipped)
     return or_(spec["status"] == state(Status.DISCARDED), cancelled)
+
+
+def shown_state(status: str, when: str | None) -> str:
+    """Return the state of a task, among which ``skipped`` is that of one that was not needed, and did not run."""
+    return SKIPPED if when == SKIPPED and status == Status.CANCELLED else status
 
 
 def _is_failing(counts: Counter[str]) -> bool:

@@ -117,6 +117,22 @@ def test_members_of_a_batch_as_a_criterion_and_their_progress(flow: Database) ->
 
 
 @pytest.mark.one_engine
+def test_a_list_counts_the_members_of_nested_batches_in_each(flow: Database) -> None:
+    for key, into in (("outer", None), ("inner", "outer"), ("innermost", "inner")):
+        with flow.begin() as session, session.batch(key, into=into) as batch:
+            batch.add(Page, [{"name": f"{key} {number}"} for number in range(2)])
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "innermost 1"), "boom")
+    flow.committed.advance(Page)
+    listed = flow.committed.batches(Page)
+    assert [(each.key, each.unfinished, each.failed) for each in listed] == [
+        ("outer", 5, 1),
+        ("inner", 3, 1),
+        ("innermost", 1, 1),
+    ]
+
+
+@pytest.mark.one_engine
 def test_graph_of_a_workflow(flow: Database) -> None:
     with flow.begin() as session, session.batch("order") as batch:
         a, b, c = (batch.add(Page(name=name)) for name in "abc")

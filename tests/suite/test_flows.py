@@ -294,6 +294,28 @@ def test_members_that_are_not_committed_yet_keep_their_batch_closed(flow: Databa
     assert Counter(work(flow)) == Counter(["b", "c", "end"])
 
 
+@pytest.mark.sync_only
+def test_a_member_that_comes_before_a_look_has_the_lock_keeps_its_batch_closed(
+    flow: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flow.case.one_writer:
+        pytest.skip("a look has the lock of all tables")
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+    lock = Latches._lock
+
+    def add_first(self: Latches, *ids: Any, **how: Any) -> Any:
+        monkeypatch.undo()
+        flow.committed.enqueue(Page(name="b"), into="import")
+        return lock(self, *ids, **how)
+
+    with flow.begin() as session:
+        monkeypatch.setattr(Latches, "_lock", add_first)
+        assert opens(session.sync_session, "import") == 0, "it has counted before it had the lock"
+
+
 @pytest.mark.one_engine
 def test_a_look_that_has_not_seen_a_failure_before_sees_it_when_it_opens(flow: Database) -> None:
     with flow.begin() as session, session.batch("outer") as outer:
@@ -351,10 +373,15 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
     with flow.begin() as session:
         session.enqueue(Page(name="cancelled at once"), after="inner", into="late")
     assert ends(flow, Note)["late alarm"] == "available"
-    with flow.begin() as session, session.batch("above") as above:
-        above.add(Page, [])
-        above.add(Note(name="unfinished"))
-        above.then(Note(name="alarm above"), when="failed")
+    for key in ("above", "over", "beside"):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page, [])
+            batch.add(Note(name="unfinished"))
+            batch.then(Note(name=f"alarm {key}"), when="failed")
+    for key, outer in (("nested", "over"), ("single", None)):
+        with flow.begin() as session, session.batch(key, into=outer) as batch:
+            batch.add(Page(name=key))
+    flow.committed.enqueue(Note(name="not run"), after="single", into="beside")
     with flow.begin() as session, session.batch("unseen", into="above") as unseen:
         failed = unseen.add(Page(name="failed"))
         unfinished = unseen.add(Page(name="too"))
@@ -362,12 +389,15 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
         unseen.add(Note(name="instead"), after=[never, unfinished], when="failed")
         unseen.add(Page(name="not run either"), after=never)
     with flow.begin() as session:
-        session.discard(session.claim(Page, Page.name == "failed"), "boom")
-    with flow.begin() as session:
-        assert session.run(opens, "unseen/0") == 3
+        for name in ("failed", "nested", "single"):
+            session.discard(session.claim(Page, Page.name == name), "boom")
+    for key, number in (("unseen/0", 3), ("nested", 1), ("single", 1)):
+        with flow.begin() as session:
+            assert session.run(opens, key) == number
     assert ends(flow, Page)["not run either"] == "cancelled"
     found = ends(flow, Note)
-    assert found["instead"] == found["alarm above"] == "available"
+    available = {name for name, status in found.items() if status == "available"}
+    assert available > {"instead", "alarm above", "alarm over", "alarm beside"}
 
 
 @pytest.mark.sync_only
@@ -410,6 +440,8 @@ def test_looks_at_all_latches_find_only_those_that_have_something_to_do(flow: Da
         with flow.begin() as session, session.batch(key) as batch:
             batch.add(Page(name=key))
     assert sorted(work(flow, "broken")) == ["broken", "completed"]
+    flow.committed.rerun(Page, Page.name == "completed")
+    assert work(flow, "completed") == ["completed"]
     with flow.begin() as session, session.batch("unfinished") as batch:
         batch.add(Page, [{"name": "bad"}, {"name": "unfinished"}])
     with flow.begin() as session, session.batch("outer") as outer:
@@ -478,6 +510,33 @@ def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database, mon
 
 
 @pytest.mark.sync_only
+def test_a_retry_leaves_a_task_alone_that_gets_a_latch_of_its_own_meanwhile(
+    flow: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the lock of another one, it would not let wait again what its end has cancelled."""
+    if flow.case.one_writer:
+        pytest.skip("nothing writes while a transaction retries")
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+    with flow.begin() as session:
+        session.fail(session.claim(Page), "boom")
+    hold = Latches.hold
+
+    def hold_later(self: Latches, ids: Any) -> Any:
+        monkeypatch.undo()
+        with flow.begin() as other:
+            other.enqueue(Note(name="next"), after=other.scalar(select(Page)))
+        work(flow, "a")
+        return hold(self, ids)
+
+    monkeypatch.setattr(Latches, "hold", hold_later)
+    assert flow.variant(isolation_level="READ COMMITTED").committed.retry(Page) == 0
+    assert ends(flow) == {"a": "discarded", "next": "cancelled"}
+    assert flow.committed.retry(Page) == 1
+    assert ends(flow) == {"a": "available", "next": "waiting"}
+
+
+@pytest.mark.sync_only
 def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
     """What others have committed since counts, or the transaction fails, and is called again."""
     if flow.case.one_writer:
@@ -530,6 +589,33 @@ def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
 
 
 @pytest.mark.sync_only
+def test_a_task_that_starts_at_its_deadline_while_a_look_would_end_it_goes_on(
+    flow: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flow.case.one_writer:
+        pytest.skip("nothing claims while a look writes")
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="a"))
+        batch.then(Note(name="alarm"), when="failed")
+    flow.execute(update(Note).values(available_at=utcnow()))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+    read = Latches._execute_for
+
+    def claim_then(self: Latches, spec: Any, statement: Any) -> Any:
+        found = read(self, spec, statement)
+        if found and spec is Note.__queue_spec__:
+            monkeypatch.undo()
+            assert flow.committed.claim(Note) is not None
+        return found
+
+    with flow.variant(isolation_level="READ COMMITTED").begin() as session:
+        monkeypatch.setattr(Latches, "_execute_for", claim_then)
+        assert opens(session.sync_session, "import") == 1
+    assert ends(flow, Note) == {"alarm": "running"}
+
+
+@pytest.mark.sync_only
 def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
     three_pages(flow, "import")
     with flow.begin() as session:
@@ -538,6 +624,7 @@ def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
     work(flow)
     assert flow.committed.prune_batches(Page) == 0
     assert flow.committed.prune(Page, timedelta(0)) == 3
+    assert flow.committed.progress(Page, "import").completed == 3
     with flow.begin() as session, session.batch("chain") as batch:
         batch.add(Page(name="next"), after=batch.add(Page(name="first")))
     with flow.begin() as session:
@@ -616,12 +703,29 @@ def test_a_retry_revives_neither_what_has_run_nor_what_another_failure_has_cance
     with flow.begin() as session:
         session.execute(update(Note).where(Note.id == early.id).values(available_at=utcnow()))  # its deadline
         session.cancel(session.claim(Note))
-    assert Counter(work(flow, "a", "b")) == Counter("abc")
+    flow.committed.enqueue(Page(name="d"))
+    assert Counter(work(flow, "a", "b", "d")) == Counter("abcd")
     assert set(ends(flow, Note).values()) == {"cancelled"}
-    assert flow.committed.retry(Page, Page.name == "a") == 1
+    assert flow.committed.retry(Page, Page.name.in_(["a", "d"])) == 2
     assert set(ends(flow, Note).values()) == {"cancelled"}
     assert flow.committed.retry(Page, Page.name == "b") == 1
     assert ends(flow, Note) == {"alone": "waiting", "with another": "waiting", "early": "cancelled"}
+
+
+@pytest.mark.one_engine
+def test_a_task_that_was_not_needed_and_runs_again_counts_as_it_ends(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page(name="b"), after=batch.add(Page(name="a")), when="failed")
+        batch.add(Page(name="c", priority=-1))
+    with flow.begin() as session:
+        session.complete(session.claim(Page, Page.name == "a"))
+    flow.committed.advance(Page)
+    assert flow.committed.progress(Page, "import").skipped == 1
+    flow.committed.rerun(Page, Page.name == "b")
+    assert sorted(work(flow)) == ["b", "c"]
+    found = flow.committed.progress(Page, "import")
+    assert (found.completed, found.skipped) == (3, 0)
+    assert all(dict(node.states) == {"completed": 1} for node in flow.committed.graph(Page, "import").nodes)
 
 
 @pytest.mark.one_engine
@@ -641,9 +745,12 @@ def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) ->
         session.enqueue(Note(name="push"), into="import")
     flow.execute(update(Note).where(Note.name == "push").values(expires_at=Note.created_at))
     flow.committed.cancel(Page, Page.name == "a")
-    assert Counter(work(flow)) == Counter(["b", "c", "failed", "final"])
+    flow.committed.advance(Page)
+    flow.committed.enqueue(Note(name="too"), after="import", when="final")
+    assert ends(flow, Note)["too"] == "waiting"
+    assert Counter(work(flow)) == Counter(["b", "c", "failed", "final", "too"])
     assert ends(flow, Note) == {
-        **dict.fromkeys(("failed", "final"), "completed"),
+        **dict.fromkeys(("failed", "final", "too"), "completed"),
         **dict.fromkeys(("completed", "push"), "cancelled"),
     }
     with flow.begin() as session:
@@ -801,10 +908,11 @@ def test_a_failure_in_a_nested_batch_breaks_the_outer_one_until_it_is_retried(fl
         outer.add(Page(name="other"))
     with flow.begin() as session, session.batch("inner", into="outer") as inner:
         inner.add(Page(name="bad"))
-        inner.then(Page(name="inner end"))
+        inner.then(Note(name="inner end"))
     assert Counter(work(flow, "bad")) == Counter(["other", "bad", "alarm"])
     flow.committed.retry(Page)
     assert work(flow) == ["bad", "inner end", "end"]
+    assert flow.committed.progress(Page, "outer").completed == 3
 
 
 @pytest.mark.asyncio_everywhere
@@ -935,10 +1043,17 @@ def test_random_graphs_end_as_a_model_says_and_so_after_a_retry(flow: Database) 
             tasks: dict[str, Any] = {}
             for name, (after, when) in graph.items():
                 tasks[name] = batch.add(Page(name=name), after=[tasks[each] for each in after], when=when)
+        with flow.begin() as session:
+            keys = session.scalars(select(Latch.id).where(Latch.opened_at.is_(None))).all()
+        with flow.begin() as session:
+            assert session.run(opens, *keys) == 0, graph
         failing = set(rng.sample(names, len(names) // 3))
         work(flow, *failing, models=[Page])
         told = {name: status for name, status in ended(flow).items() if name in graph}
         assert told == expected(graph, failing), (graph, failing)
+        progress = flow.committed.progress(Page, f"graph {number}")
+        counted = {name: getattr(progress, name) for name in ("completed", "discarded", "cancelled", "skipped")}
+        assert Counter(counted) == Counter(told.values()), (graph, failing)
         # what a failure has started stays; the rest is as if there had been none
         started = {name for name in names if graph[name][1] == "failed" and told[name] in ("completed", "discarded")}
         flow.committed.retry(Page, Page.name.in_(names))

@@ -26,9 +26,12 @@ pytestmark = pytest.mark.sync_only
 __all__ = ["flow"]
 
 
-@pytest.mark.parametrize("change", ["cancel", "seal", "another process"])
-def test_a_worker_looks_when_others_say_so(flow: Database, workers: Workers, change: str) -> None:
+@pytest.mark.parametrize("change", ["cancel", "rescue", "seal", "another process"])
+def test_a_worker_looks_when_others_say_so(
+    flow: Database, workers: Workers, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long before its next poll."""
+    monkeypatch.setattr("sqlqueue.worker.looking.SWEEP_SHARE", 1)  # the sweeps of a busy machine are slow
     if change == "another process" and flow.case.name != "postgresql":
         pytest.skip("no notifications between processes")
     with flow.begin() as session, session.batch("import", sealed=change != "seal") as batch:
@@ -42,6 +45,10 @@ def test_a_worker_looks_when_others_say_so(flow: Database, workers: Workers, cha
             flow.committed.seal(Page, "import")
         elif change == "cancel":
             flow.committed.cancel(Page)
+        elif change == "rescue":
+            flow.committed.claim(Page)
+            flow.execute(update(Page).values(attempt=Page.max_attempts, available_at=utcnow()))  # it has crashed
+            assert flow.committed.rescue(Page) == 1
         else:
             with flow.begin() as session:
                 session.cancel(Page)
