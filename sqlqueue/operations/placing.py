@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sqlalchemy import and_, insert, select
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
 from .._support import checks
 from .._support.errors import ArgumentError, BatchClosedError
@@ -137,12 +138,14 @@ class Place:
         parent = None if former is None else latches.share(former, members=[ANY])
         latches.insert([{"id": key, "reports_to": None if parent is None else former, "members": [spec.name]}])
         moved = write(spec, and_(named, spec["finished_at"].is_(None)), [(spec["reports_to"], key)])
-        if not rows.count(latches.session, spec, rows.by_key(spec, moved)):
-            # it has ended: the latch has no members, and opens as the task has ended
-            failed = rows.execute(latches.session, spec, select(*spec.primary_key).where(named, has_failed(spec)))
-            latches.change([key], reports_to=None, **({"broken_at": utcnow()} if failed.first() else {}))
-            latches.open([key])
-        latches.session.expire(task, [spec.attributes["reports_to"]])
+        if rows.count(latches.session, spec, rows.by_key(spec, moved)):
+            if task in latches.session:
+                set_committed_value(task, spec.attributes["reports_to"], key)
+            return key
+        # it has ended: the latch has no members, and opens as the task has ended
+        failed = rows.execute(latches.session, spec, select(*spec.primary_key).where(named, has_failed(spec)))
+        latches.change([key], reports_to=None, **({"broken_at": utcnow()} if failed.first() else {}))
+        latches.open([key])
         return key
 
     def _spec_of(self, task: object) -> QueueSpec:
