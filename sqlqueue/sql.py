@@ -719,10 +719,7 @@ class Lanes:
     run: int | None = None
     """How many rows of a lane may be claimed, one after another from the first unfinished one; any, if ``None``."""
     free: Criterion | None = None
-    """Whether a row may be claimed if those before it in its lane are final, or claimed with it."""
-    first: Pick | None = None
-    """The rows that nothing holds, if only those may be claimed that are the first in their lanes, see
-    :func:`is_first`."""
+    """Whether a row that nothing holds may be claimed if those before it in its lane are final, or claimed with it."""
     unkeyed: Pick | None = None
     """The rows of no lane, in the order of their times, if only the first of a lane may be claimed."""
     is_of_one: bool = False
@@ -932,7 +929,6 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
     terms = may_be_first.where
     fixed = [term for term in terms if fixes([term], column)]
     listed_keys = fixed[:1] or [term for term in [listing(terms, [column])[1]] if term is not None]
-    holding = (_nothing_holds(spec),) if spec.discarded_hold else ()
     unkeyed = replace(
         may_be_first,
         state=(spec["finished_at"].is_(None), has_come(spec), *may_be_first.state),
@@ -952,8 +948,7 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
         excluded=frozenset(value for term in terms for value in excluded(term, column)),
         run=run,
         is_of_one=all(fixes(terms, each) for each in spec.primary_key),
-        free=and_(*may_be_first.state, *terms, *holding),
-        first=replace(may_be_first, where=(*terms, *holding)),
+        free=and_(*may_be_first.state, *terms),
         unkeyed=unkeyed if column.nullable else None,
     )
     pick = Pick(
@@ -986,10 +981,12 @@ def follower(spec: QueueSpec, key: Any, identity: Identity) -> Pick:
     )
 
 
-def is_first(spec: QueueSpec, reading: Callable[[FromClause, Select[Any]], Select[Any]]) -> Criterion:
-    """Return the criterion that a row is the first unfinished one of its key.
+Hinting: TypeAlias = Callable[[FromClause, str, Select[Any]], Select[Any]]
+"""Adds a hint to the SELECT of a row of a key from an alias of the table, by the index of this kind."""
 
-    ``reading`` adds a hint to the SELECT of the first row from this alias of the table."""
+
+def is_first(spec: QueueSpec, hinting: Hinting) -> Criterion:
+    """Return the criterion that a row is the first unfinished one of its key."""
     first = spec.table.alias("first")
     of: Any = spec.sequence
     unfinished = (first.c[spec["finished_at"].name].is_(None), first.c[of.name] == of)
@@ -998,12 +995,17 @@ def is_first(spec: QueueSpec, reading: Callable[[FromClause, Select[Any]], Selec
     one = select().select_from(first).where(*unfinished).order_by(*order).limit(1).correlate_except(first)
     numbers = [column for column in spec.primary_key if column is not of]
     return and_(
-        *(number == reading(first, one.with_only_columns(first.c[number.name])).scalar_subquery() for number in numbers)
+        *(
+            number == hinting(first, "order", one.with_only_columns(first.c[number.name])).scalar_subquery()
+            for number in numbers
+        )
     )
 
 
-def _nothing_holds(spec: QueueSpec) -> Criterion:
-    """Return the criterion that no earlier row of the same key is discarded."""
+def nothing_holds(spec: QueueSpec, hinting: Hinting) -> Sequence[Criterion]:
+    """Return the criterion that no earlier row of the same key is discarded, if those hold their keys."""
+    if not spec.discarded_hold:
+        return ()
     earlier, column = spec.table.alias("earlier"), spec.sequence
     of: Any = column
     (number,) = (key for key in spec.primary_key if key is not column)
@@ -1014,7 +1016,7 @@ def _nothing_holds(spec: QueueSpec) -> Criterion:
     )
     # a scalar subquery, since engines turn NOT EXISTS into a join, which pairs all rows of a key with each other
     one: Select[Any] = select(literal_column("1")).where(*conditions).limit(1)
-    return one.correlate_except(earlier).scalar_subquery().is_(None)
+    return (hinting(earlier, "held", one.correlate_except(earlier)).scalar_subquery().is_(None),)
 
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:

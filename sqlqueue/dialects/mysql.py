@@ -215,9 +215,9 @@ class MySQLRows(Rows):
         hinted: Select[Any] = force_index(reading, spec, index)
         return hinted
 
-    def first_of_key(self, spec: QueueSpec, table: FromClause, reading: Select[Any]) -> Select[Any]:
-        # another index begins with the same columns, whose rows of the key would all be sorted
-        return reading.with_hint(table, f"FORCE INDEX ({_QUOTE(spec.index_name('order'))})")
+    def of_key(self, spec: QueueSpec, table: FromClause, kind: str, reading: Select[Any]) -> Select[Any]:
+        # others begin with the same column: all rows of the key would be sorted, or all discarded ones read
+        return reading.with_hint(table, f"FORCE INDEX ({_QUOTE(spec.index_name(kind))})")
 
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
         # a scan would lock all rows

@@ -41,7 +41,20 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDialectError
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
-from ..sql import EDGE, REACTIVATED, Assignment, Columns, Pick, UniqueBy, is_first, merged, remove, utcnow, write
+from ..sql import (
+    EDGE,
+    REACTIVATED,
+    Assignment,
+    Columns,
+    Pick,
+    UniqueBy,
+    is_first,
+    merged,
+    nothing_holds,
+    remove,
+    utcnow,
+    write,
+)
 from .connections import Connections
 from .naming import Product
 
@@ -293,12 +306,14 @@ class Rows(ABC):
         return self.prefer_index(spec, index, reading)
 
     def firsts(self, pick: Pick) -> Pick:
-        """Return those of the picked rows that are the first unfinished ones of their keys, which keep their order."""
-        return replace(pick, where=(*pick.where, is_first(pick.spec, partial(self.first_of_key, pick.spec))))
+        """Return those of the picked rows that are the first unfinished ones of their keys, which keep their order, and
+        that nothing holds."""
+        spec, hinting = pick.spec, partial(self.of_key, pick.spec)
+        return replace(pick, where=(*pick.where, *nothing_holds(spec, hinting), is_first(spec, hinting)))
 
-    def first_of_key(self, spec: QueueSpec, table: FromClause, reading: Select[Any]) -> Select[Any]:
-        """Return ``reading``, which reads the first row of a key from an alias of the queue's table, with a hint to use
-        the index in their order if that is needed."""
+    def of_key(self, spec: QueueSpec, table: FromClause, kind: str, reading: Select[Any]) -> Select[Any]:
+        """Return ``reading``, which reads one row of a key from an alias of the queue's table, with a hint to use the
+        index of this kind if that is needed."""
         return reading
 
     def locking(self, table: Table, reading: Select[Any], *, skips: bool, shared: bool = False) -> Select[Any]:
@@ -852,7 +867,8 @@ class Rows(ABC):
         lanes: Any = pick.lanes
         again: Any = pick.spec["claim_token"] == literal_column(str(REACTIVATED))
         way = case((again, literal_column("2")), else_=literal_column("1"))
-        free = case((lanes.free, way), else_=literal_column("0")).label("free")
+        is_free = and_(lanes.free, *nothing_holds(pick.spec, partial(self.of_key, pick.spec)))
+        free = case((is_free, way), else_=literal_column("0")).label("free")
         rows = self.first_rows(session, pick, keys, number, free)
         free_rows = {key: list(takewhile(itemgetter(-1), some)) for key, some in rows.items()}
         reactivated = {key for key, some in free_rows.items() if some and some[0][-1] > 1}

@@ -105,7 +105,7 @@ def _lock(
     """Lock the tasks of each key up to the first one that another session has: those after it are left alone."""
     lanes: Any = request.pick.lanes
     later = replace(request, pick=lanes.ordered)
-    first = replace(request, pick=lanes.made.get((adapter.rows, "first"), partial(adapter.rows.firsts, lanes.first)))
+    first = replace(later, pick=lanes.made.get((adapter.rows, "first"), partial(adapter.rows.firsts, lanes.ordered)))
     heads = {line[0]: key for key, line in lines.items() if key is not None and line}
     free = set(lines.get(None, ()))
     for some in adapter.rows.batches(request.pick.spec, list(heads)):

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Integer, String, event, update
+from sqlalchemy import Integer, String, delete, event, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
@@ -31,6 +31,7 @@ from tests.support.rows import (
     ids,
     insert_many,
     load_all,
+    rows,
     without_waiting,
 )
 from tests.support.workers import Workers, eventually
@@ -311,6 +312,29 @@ def test_a_task_that_is_no_longer_the_first_when_a_claim_locks_it(sync_db: Datab
             event.remove(session.get_bind(), "before_cursor_execute", interfere)
         session.rollback()
         assert claimed(session) == ({4} if change is change_its_key else set())
+
+
+@pytest.mark.requires("statistics")
+def test_a_claim_does_not_read_the_discarded_tasks_of_other_keys(sync_db: Database) -> None:
+    def effort() -> int:
+        amounts = []
+        for _ in range(5):
+            with other.session() as session, reading(session, sync_db.case) as read:
+                assert len(session.claim_many(Transfer, limit=20)) == 20
+            amounts.append(read.amount)
+        return sorted(amounts)[2]
+
+    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    ready = [row for n in range(40) for row in rows(20, account=f"key {n}")]
+    sync_db.insert(Transfer, ready)
+    small = effort()
+    sync_db.execute(delete(Transfer))
+    done = {"status": "discarded", "available_at": PAST, "finished_at": PAST, "created_at": PAST}
+    with sync_db.engine.begin() as connection:  # a planner that knows nothing may take another index
+        connection.exec_driver_sql(str(sync_db.case.statistics).format(table="transfer"))
+    sync_db.insert(Transfer, [{**done, "account": f"done {n % 5_000}"} for n in range(10_000)])
+    sync_db.insert(Transfer, ready)
+    assert effort() <= 2 * small + 200
 
 
 def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short_one(sync_db: Database) -> None:
