@@ -53,6 +53,9 @@ LOOKS: list[tuple[str, int, list[str]]] = [
 CUT = """[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)
     .map((each) => each.getAttribute('aria-label'))"""
 """The tables of a page that are wider than the place for them."""
+INDENTS = """[...new Set([...document.querySelectorAll('td[data-label]')]
+    .map((each) => getComputedStyle(each).paddingLeft))]"""
+"""Where the values of a page's tables begin on a phone, one below another."""
 ON_TASKS = {"Run now": "scheduled", "Discard": "available"}
 """Two actions on tasks, of which one asks for a reason, and a state that each changes."""
 
@@ -66,8 +69,8 @@ def open_all(page: Any, url: str, look: Callable[[str], None]) -> None:
 
 
 def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
-    """There are no axe findings, nothing wider than the screen or cut, nothing in the console, and no successful
-    attack. A page is loaded once, and checked in light and dark colours and at phone width.
+    """There are no axe findings, nothing wider than the screen, cut or indented unevenly, nothing in the console, and
+    no successful attack. A page is loaded once, and checked in light and dark colours and at phone width.
     """
     with sessions.begin() as session:
         session.pause(Email, "news", reason="the mail server is down", paused_by="grace")
@@ -86,6 +89,7 @@ def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
             assert audit(page, rules) == [], (name, scheme, width)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
             assert page.evaluate(CUT) == [], (name, width)
+            assert width > 390 or len(page.evaluate(INDENTS)) <= 1, name
             if folder:
                 page.screenshot(path=Path(folder) / f"{name}-{scheme}-{width}.png")
 
