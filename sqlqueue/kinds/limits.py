@@ -525,8 +525,8 @@ class Gate:
         self._known: set[Key] = set()
         self._stocks = _Stock(), _Stock()
         """Slots, and places."""
-        self._seen: dict[Key, datetime] = {}
-        """When slots and places were read."""
+        self._seen: dict[Key, datetime | None] = {}
+        """Since when what was read is free, the latest: slots and places that are free since later have changed."""
         self._tried: set[Identity] = set()
         self._begun: dict[Identity, int] = {}
         """How many starts of their rounds locked places have had, if they are worth several."""
@@ -648,15 +648,17 @@ class Gate:
             seen: Any = rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)})
             has = defaultdict[Key, tuple[int, bool, int]](lambda: (0, False, 1))
             free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
+            moments = list[datetime]()
             for key, number, left, worth, period, moment in seen:
-                if moment is not None:
-                    self._seen[key] = moment
                 if number == 0:
                     has[key] = worth, period is not None, left
                 else:
                     free[key][number < 0].append(Free((key, number), *((left, worth) if number < 0 else (1, 1))))
+                    moments += () if moment is None else (moment,)
+            since = max(moments, default=None)
             for key in {*has, *free}:
                 self._known.add(key)
+                self._seen[key] = since
                 worth, has_rate, last = has[key]
                 if not last:
                     free[key][0].clear()
@@ -674,9 +676,9 @@ class Gate:
         slots, together, have_begun = self._slots, defaultdict(list), any(each.worth > 1 for each in chosen)
         for row, *_ in chosen:
             together[self._seen[row[0]]].append(row)
-        for moment, rows in together.items():
+        for since, rows in together.items():
             for some in _slot_batches(self._adapter, slots, rows):
-                locked = self._lock_some(some, moment)
+                locked = self._lock_some(some, since)
                 left = self._left_of(locked) if have_begun and locked else {}
                 for row in locked:
                     self._stocks[row[1] < 0].held[row[0]] += [row] * left.get(row, 1)
@@ -687,24 +689,28 @@ class Gate:
             if key in stock.free and len(stock.held[key]) < share
         ]
 
-    def _lock_some(self, keys: Sequence[Identity], moment: datetime) -> Sequence[Identity]:
-        """Lock those that are free since ``moment``; the limit may have been lowered while others were held."""
+    def _lock_some(self, keys: Sequence[Identity], since: datetime | None) -> Sequence[Identity]:
+        """Lock those that are free ``since`` then; the limit may have been lowered while others were held."""
         if self._adapter.connections.one_writer:
             return keys
         slots, rows = self._slots, self._adapter.rows
-        free, limit = _is_free(slots, literal(moment, slots["available_at"].type)), rows.most(slots)
+        free, limit = _is_free(slots, literal(since, slots["available_at"].type)), rows.most(slots)
         pick = Pick(spec=slots, state=(free,), where=(), order=(), limit=limit, index=None, exact=True)
         return rows.lock_keys(self._session, pick, keys, len(keys), locks_only=self._lease is FOREVER)
 
     def _left_of(self, rows: Sequence[Identity]) -> dict[Identity, int]:
         """Return how many starts locked places are for: others may have used some since they were read."""
-        slots, left = self._slots, dict[Identity, int]()
+        slots, left, draining = self._slots, dict[Identity, int](), set[Identity]()
         named = and_(self._adapter.rows.key_in(slots, rows), is_place(slots, slots.table))
+        if self._adapter.connections.may_change_unseen(self._session.connection(slots.bind_arguments)):
+            lowered = select(*slots.primary_key).where(named, is_draining(slots, slots.table))
+            with separate_session(self._session, slots.bind_arguments) as own:  # none is lowered from now on
+                draining.update(self._adapter.rows.keys(own, slots, lowered))
         read = select(*slots.primary_key, _starts_left(slots), slots["max_attempts"]).where(named)
         latest = self._adapter.rows.by_key(slots, read.with_for_update(key_share=True))
         found: Any = self._adapter.rows.execute(self._session, slots, latest)
         for key, number, starts, worth in found:
-            left[key, number] = starts
+            left[key, number] = 0 if (key, number) in draining else starts
             if worth > 1:
                 self._begun[key, number] = worth - starts
         return left
@@ -758,7 +764,7 @@ def _first_free(slots: QueueSpec, most: int) -> Executable:
     left = case((is_row_0, ends), else_=_starts_left(slots))
     kind = case((is_place(slots, slots.table), literal_column("-1")), (is_row_0, _ZERO), else_=literal_column("1"))
     place = func.row_number().over(partition_by=[key, kind], order_by=[_starts_left(slots), number]).label("place")
-    moment = case((is_row_0, utcnow()))
+    moment = case((~is_taken(slots, slots.table), slots["available_at"]))  # none while a round goes on
     columns = key, number, left.label("starts_left"), worth, slots["period"], moment.label("moment")
     read = and_(_are_given(key), number <= literal_column(str(_REACH * most)))
     known = select(*columns, place).where(read, or_(is_row_0, _is_free(slots, utcnow()))).subquery("known")

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Worker, claim_of
+from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Rate, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import LANES
 from sqlqueue.kinds.limits import ENDLESS, create_slots
@@ -62,10 +62,12 @@ def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Data
 
 
 @contextmanager
-def interfering(db: Database, place: int, change: Callable[[], object]) -> Iterator[tuple[Database, list[Thread]]]:
+def interfering(
+    db: Database, place: int, change: Callable[[], object], level: str = "READ COMMITTED"
+) -> Iterator[tuple[Database, list[Thread]]]:
     """Yield a database on which `change` is called before one statement, and the thread of that call, if there are so
     many statements."""
-    interfered = db.variant(isolation_level="READ COMMITTED")
+    interfered = db.variant(isolation_level=level)
     sent = numbers()
     threads: list[Thread] = []
 
@@ -149,6 +151,49 @@ def test_a_task_that_changes_its_key_while_it_is_claimed_has_no_slot_of_another(
         sync_db.committed.complete(claims)
         if not threads:
             break
+
+
+@locks_rows
+@pytest.mark.filterwarnings("ignore:a claim in a REPEATABLE READ transaction can fail")
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("lowered", ["limit", "rate", "rate with places worth several"])
+def test_a_lowered_limit_or_rate_holds_for_a_claim_that_has_looked(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch, lowered: str, level: str
+) -> None:
+    """Before each statement of the claim in turn, what is allowed is lowered below what has started.  A task that
+    starts before that, and ends after it, leaves a slot, or place, that seems to be as free as it was."""
+    calls, is_limit, places = sync_db.committed, lowered == "limit", 2 if "several" in lowered else 100
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", places)
+
+    def allow(number: int) -> None:
+        if is_limit:
+            calls.set_limit(Visit, key, number)
+        else:
+            calls.set_limit(Visit, key, None)
+            calls.set_rate(Visit, key, Rate(number, per=timedelta(hours=1)))
+
+    def lower() -> None:
+        late = claim(sync_db, Visit.limit_key == key, limit=1) if places > 2 else []
+        allow(3)
+        (calls.complete if is_limit else calls.release)(late)
+
+    for place in numbers():
+        key = str(place)
+        visits(sync_db, *[key] * 9)
+        allow(4 if places > 2 else 6)
+        first = claim(sync_db, Visit.limit_key == key, limit=3 if places > 2 else 4)
+        assert len(first) >= 3
+        found, waits = list[Any](), False
+        with interfering(sync_db, place, lower, level) as (claiming, threads), claiming.session() as actor:
+            with suppress(DBAPIError):  # some engines reject a claim with an old snapshot
+                assert actor.find(Visit, Visit.id < 0) == []
+                found = actor.claim_many(Visit, Visit.limit_key == key, limit=1)
+                waits = bool(threads) and threads[0].is_alive()
+            actor.rollback()
+        if waits or not threads:
+            break
+        assert found == []
+    assert len(found) == 1
 
 
 @locks_rows
