@@ -211,17 +211,11 @@ def is_excess(slots: QueueSpec, table: FromClause) -> Criterion:
 
 
 def is_draining(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Return the criterion of slots of keys that run more tasks than a lowered limit allows, and of places of keys with
-    more starts than a lowered rate allows."""
+    """Return the criterion of rows of keys that run more tasks than a lowered limit allows, or have more starts than a
+    lowered rate allows."""
     other, key = slots.table.alias("other"), slots["slot_key"].name
-    same = and_(other.c[key] == table.c[key], _are_alike(slots, table, other), is_excess(slots, other))
+    same = and_(other.c[key] == table.c[key], is_excess(slots, other))
     return select(literal_column("1")).select_from(other).where(same).correlate(table).exists()
-
-
-def _are_alike(slots: QueueSpec, table: FromClause, other: FromClause) -> Criterion:
-    """Return whether two rows are both places, or neither is."""
-    one, two = is_place(slots, table), is_place(slots, other)
-    return or_(and_(one, two), ~or_(one, two))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +268,7 @@ def usage(slots: QueueSpec) -> Select[Any]:
         func.sum(case((place, slots["max_attempts"]))),
         func.sum(case((and_(place, taken), slots["attempt"]))),
         func.count(case((and_(place, usable, ~busy), one))),
-        func.min(case((and_(place, usable, busy), slots["available_at"]))),
+        func.min(case((and_(place, busy), slots["available_at"]))),
         func.max(case((and_(place, is_excess(slots, table)), slots["available_at"]))),
     ]
     return select(*columns).group_by(slots["slot_key"])
@@ -331,7 +325,7 @@ class Slots:
             slots["slot_key"] == spec["limit_key"], slots["slot_number"] == _ZERO, slots["max_attempts"] >= _ZERO
         )
         limited = select(literal_column("1")).select_from(slots.table).where(key).correlate(spec.table).exists()
-        read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None), limited)
+        read = select(*spec.primary_key).where(mine, limited)
         return set(adapter.rows.keys(self.session, spec, adapter.rows.by_key(spec, read)))
 
     def _change(
@@ -345,7 +339,7 @@ class Slots:
         def make() -> Update:
             values: list[Assignment] = [(slots["available_at"], utcnow(lease))]
             if lease is None:
-                values += [(slots["status"], state(Status.AVAILABLE)), (slots["claimed_by"], null())]
+                values.append((slots["status"], state(Status.AVAILABLE)))
             named = and_(rows.key_in_parameters(slots, count), _are_of_holders(slots))
             return write(slots, named if waits else rows.skip_locked_rows(slots, named), values)
 
@@ -742,8 +736,9 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     """Return the keys of which no task may start: all slots are held, more tasks run than a lowered limit allows, or
     the rate is used up."""
     table, other, key = slots.table, slots.table.alias("other"), slots["slot_key"]
-    alike = and_(other.c[key.name] == key, _are_alike(slots, table, other))
-    free = and_(alike, is_usable(slots, other), ~is_busy(slots, other))
+    one, two = is_place(slots, table), is_place(slots, other)
+    are_alike = or_(and_(one, two), ~or_(one, two))
+    free = and_(other.c[key.name] == key, are_alike, is_usable(slots, other), ~is_busy(slots, other))
     none = ~select(literal_column("1")).select_from(other).where(free).correlate(table).exists()
     retired = and_(~is_place(slots, table), ~is_usable(slots, table))
     full = or_(retired, is_excess(slots, table), and_(is_usable(slots, table), none))

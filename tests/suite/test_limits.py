@@ -138,6 +138,8 @@ def test_tasks_at_their_limit_do_not_count_as_claimable(db: Database) -> None:
     db.committed.complete(running[:1])
     found = db.committed.overview(Visit)
     assert (found.claimable, found.limited, found.overdue) == (6, 0, 1)
+    set_limit(db, 5)
+    assert db.committed.overview(Visit).limited == 0
     assert found.oldest_claimable is not None
     assert found.oldest_claimable > timedelta(hours=1)
 
@@ -338,6 +340,16 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     set_limit(db, 3)
     assert len(claim(db)) == 3
     assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]
+
+
+def test_a_lowered_limit_stops_no_other_key(db: Database) -> None:
+    visits(db, *"aabbab")
+    running = claim(db)
+    assert len(running) == 4
+    for key in "ab":
+        set_limit(db, 1, key)
+    db.committed.complete(running[2:])
+    assert [claim.identity for claim in claim(db)] == [(6,)]
 
 
 def test_the_first_limits_by_key(sync_db: Database) -> None:

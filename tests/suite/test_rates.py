@@ -32,7 +32,7 @@ from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Base, Slot, Visit
 from tests.support.processes import Processes
-from tests.support.rows import contenders, count, waited, without_waiting
+from tests.support.rows import PAST, contenders, count, waited, without_waiting
 from tests.support.workers import eventually
 
 HOUR = timedelta(hours=1)
@@ -187,8 +187,9 @@ def test_a_release_gives_back_no_place_worth_several(db: Database, monkeypatch: 
     monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", 1)
     fetches(db, *"aaaa")
     db.committed.release(start(db, 2))
-    assert limit_of(db).started == 2
+    assert (limit_of(db).started, limit_of(db).next_start) == (2, None)
     assert len(start(db)) == 1
+    assert limit_of(db).next_start is not None
 
 
 def test_a_task_without_a_limit_keeps_its_lease(db: Database) -> None:
@@ -264,6 +265,11 @@ def test_a_lowered_rate_counts_what_it_leaves_no_place_for(db: Database) -> None
     assert start(db) == []  # two have started within the hour
     assert limit_of(db).next_start is not None
     assert db.committed.overview(Fetching).claimable == 0
+    fetches(db, "b")
+    assert [claim.identity for claim in start(db)] == [(10,)]  # another key
+    db.execute(update(Slot).where(Slot.max_attempts == 0, Slot.slot_number < 0).values(available_at=PAST))
+    assert len(start(db)) == 1
+    assert limit_of(db).next_start is not None
 
 
 def test_a_lowered_rate_counts_what_places_have_started(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +283,21 @@ def test_a_lowered_rate_counts_what_places_have_started(db: Database, monkeypatc
     assert start(db) == []  # three have started within the hour
     wait_for_starts(db)
     assert len(start(db)) == 2
+
+
+def test_the_next_start_is_when_a_place_is_free(db: Database) -> None:
+    def freed(number: int) -> datetime | None:
+        with db.engine.connect() as connection:
+            return connection.scalar(select(Slot.available_at).where(Slot.slot_number == -number))
+
+    fetches(db, *"aaa")
+    assert len(start(db)) == 3
+    for number in (1, 2, 3):
+        times = {"claimed_at": utcnow(number * HOUR), "available_at": utcnow(number * HOUR)}
+        db.execute(update(Slot).where(Slot.slot_number == -number).values(times))
+    assert limit_of(db).next_start == freed(1)
+    db.committed.set_rate(Fetching, "a", Rate(1, per=HOUR))
+    assert limit_of(db).next_start == freed(2)  # the first two are more than it allows
 
 
 @locks_rows
