@@ -157,12 +157,6 @@ class Rotation:
         """Return how many keys a claim of ``room`` tasks visits, if they have a weight of 1."""
         return min(self._lanes, math.ceil(room / (self._quantum or self._quantum_for(room))))
 
-    def pass_over(self) -> None:
-        """Go on after the keys of the ring, of which none has tasks that may start."""
-        with self._lock:
-            while self._ring and not self.is_whole:
-                self._go_on()
-
     def keys_in_turn(self) -> list[Any]:
         """Return the keys of the ring."""
         with self._lock:
@@ -425,12 +419,9 @@ class LaneClaim:
             if are_all and read <= self._dry:
                 return False
             if len(self._full) >= VISITED and not rotation.is_whole:
-                rotation.pass_over()
                 self.is_cut = rotation.goes_on(found=bool(self.tasks))
                 return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
-                if is_gated and not is_old:
-                    rotation.pass_over()
                 keys, are_all = rotation.read(self._adapter, self._session, self._request.pick, self._room)
                 if keys <= self._dry and keys <= read:
                     return False

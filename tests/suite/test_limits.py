@@ -279,6 +279,20 @@ def test_keys_share_a_queue_within_their_limits(db: Database) -> None:
         actor.rollback()
 
 
+def test_keys_with_limits_take_turns_although_they_are_read_again(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "AGE", -1.0)
+    sync_db.insert(Fetch, [{"limit_key": key} for key in "abc"] * 9)
+    found = Counter[str]()
+    for _ in range(9):
+        with sync_db.begin() as actor:
+            task = actor.claim(Fetch)
+            actor.complete(task)
+            found[task.limit_key] += 1
+    assert found == {"a": 3, "b": 3, "c": 3}
+
+
 @pytest.mark.one_engine
 def test_a_turn_is_no_longer_than_a_key_has_slots(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns.random, "randrange", lambda _: 0)  # it begins anywhere
@@ -337,6 +351,7 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     db.committed.complete(running)
     assert claim(db) == []
     assert db.session().limits(Visit) == [Limit("a", limit=0, running=0)]
+    assert db.committed.overview(Visit).claimable == 0
     set_limit(db, 3)
     assert len(claim(db)) == 3
     assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]

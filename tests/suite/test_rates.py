@@ -192,6 +192,18 @@ def test_a_release_gives_back_no_place_worth_several(db: Database, monkeypatch: 
     assert limit_of(db).next_start is not None
 
 
+def test_a_release_gives_back_no_start_of_others(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a place that was worth one when its task started, and is worth several now."""
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", 1)
+    db.committed.set_rate(Fetching, "a", Rate(1, per=HOUR))
+    fetches(db, *"aaa")
+    first = start(db)
+    db.committed.set_rate(Fetching, "a", Rate(3, per=HOUR))
+    assert len(start(db, 1)) == len(first) == 1
+    db.committed.release(first)
+    assert limit_of(db).started == 2
+
+
 def test_a_task_without_a_limit_keeps_its_lease(db: Database) -> None:
     fetches(db, "a")
     (claim,) = start(db)
@@ -215,9 +227,11 @@ def test_a_key_has_a_limit_and_a_rate(db: Database) -> None:
     claims = start(db, model=Visit)
     assert len(claims) == 2  # its limit
     assert limit_of(db, model=Visit).running == 2
+    assert db.committed.overview(Visit).claimable == 0  # although the rate allows another
     db.committed.complete(claims)
     claims = start(db, model=Visit)
     assert len(claims) == 1
+    assert db.committed.overview(Visit).claimable == 0  # although the limit allows another
     found = limit_of(db, model=Visit)
     assert (found.limit, found.running, found.rate, found.started) == (2, 1, Rate(3, per=HOUR), 3)
     assert found.next_start is not None
