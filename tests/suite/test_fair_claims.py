@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from sqlqueue import Cause, Claim, QueueMixin, QueueOptions
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import turns
-from sqlqueue.operations.claiming import ClaimQuery
+from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.operations.turns import Keys
 from sqlqueue.sql import EDGE, picks
 from tests.suite.test_plans import reading
@@ -118,6 +118,19 @@ def test_a_visit_goes_on_after_the_keys_are_read_again(sync_db: Database) -> Non
         assert rotation.grant(1, 1, ()) == {"gold": 1}
         rotation.read(adapter, session.session, pick, 1)
         assert rotation.grant(3, 1, ()) == {"gold": 2, "site 00": 1}
+
+
+@pytest.mark.one_engine
+def test_the_turns_of_listed_keys_go_on_when_they_are_read_again(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "AGE", -1.0)
+    crawls(sync_db, a=9, b=9, c=9)
+    query = ClaimQuery(Crawl.__queue_spec__, [Crawl.site.in_(["a", "b", "c"])])
+    with sync_db.session() as session:
+        found = sites(claim_matching(session.session, query, 1)[0] for _ in range(6))
+        session.rollback()
+    assert found == {"a": 2, "b": 2, "c": 2}
 
 
 def test_claimers_at_once_share_by_the_weights(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

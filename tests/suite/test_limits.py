@@ -353,8 +353,12 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     assert db.session().limits(Visit) == [Limit("a", limit=0, running=0)]
     assert db.committed.overview(Visit).claimable == 0
     set_limit(db, 3)
-    assert len(claim(db)) == 3
+    running = claim(db)
+    assert len(running) == 3
     assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]
+    db.committed.complete(running[1:])
+    set_limit(db, 2)
+    assert len(claim(db)) == 1
 
 
 def test_a_lowered_limit_stops_no_other_key(db: Database) -> None:
