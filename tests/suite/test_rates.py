@@ -26,6 +26,7 @@ from sqlqueue import (
     claim_of,
     utcnow,
 )
+from sqlqueue.kinds.limits import PLACE, holder
 from tests.suite import children
 from tests.suite.limited import locks_rows, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
@@ -290,6 +291,9 @@ def test_a_lowered_rate_counts_what_it_leaves_no_place_for(db: Database) -> None
     fetches(db, *["a"] * 9)
     claims = [start(db, 1) for _ in range(3)]
     db.committed.set_rate(Fetching, "a", Rate(2, per=HOUR))
+    with db.engine.connect() as connection:
+        left_out = connection.scalars(select(Slot.claimed_by).where(Slot.slot_number < 0, Slot.max_attempts == 0))
+        assert left_out.all() == [holder(claims[0][0], PLACE)]  # the first one, whose time ends first
     db.committed.release(claims[2])
     assert start(db) == []  # two have started within the hour
     assert limit_of(db).next_start is not None
@@ -312,6 +316,11 @@ def test_a_lowered_rate_counts_what_places_have_started(db: Database, monkeypatc
     assert start(db) == []  # three have started within the hour
     wait_for_starts(db)
     assert len(start(db)) == 2
+    db.committed.set_rate(Fetching, "b", Rate(6, per=HOUR))
+    fetches(db, *"bb")
+    assert len(start(db, 1)) == 1
+    db.committed.set_rate(Fetching, "b", Rate(1, per=HOUR))
+    assert start(db) == []
 
 
 def test_the_next_start_is_when_a_place_is_free(db: Database) -> None:
