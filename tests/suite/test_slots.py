@@ -238,6 +238,18 @@ def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database,
     assert found == {f"{name} {key}": theirs if key == "b" else 2 for name in ("Engine", "Connection") for key in "abc"}
 
 
+def test_a_session_on_a_connection_makes_new_keys_in_its_transaction(sync_db: Database) -> None:
+    """It may not be committed, as in tests of applications."""
+    visits(sync_db, "a")
+    options = {} if sync_db.case.one_writer else {"isolation_level": "READ COMMITTED"}
+    with sync_db.variant(**options).session_engine.connect() as connection, connection.begin() as transaction:
+        with QueueSession(connection) as session:
+            assert session.claim(Visit) is not None
+            session.commit()
+        transaction.rollback()
+    assert sync_db.session().limits(Visit) == []
+
+
 def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> None:
     visits(sync_db, "a")
     table = Visit.__table__.schema
