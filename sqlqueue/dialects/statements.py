@@ -28,6 +28,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    func,
     insert,
     literal_column,
     or_,
@@ -42,6 +43,7 @@ from .._support.errors import ArgumentError, ConfigurationError, UnsupportedDial
 from .._support.texts import clear_frames
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
 from ..sql import (
+    COUNTED,
     EDGE,
     REACTIVATED,
     Assignment,
@@ -888,6 +890,14 @@ class Rows(ABC):
         """Return the first ``number`` rows of the lane of ``pick`` with this ``key``, ``None`` for rows without one."""
         lanes: Any = pick.lanes
         return pick.lane(lanes.column.is_(None) if key is None else lanes.column == key, number)
+
+    def count_lane(self, pick: Pick, key: Any, *where: Criterion, among: Criterion | None = None) -> ColumnElement[int]:
+        """Return, as a column, how many of the first rows of the lane of ``pick`` with this ``key`` that satisfy
+        ``where``, :data:`.COUNTED` at most, also satisfy ``among``."""
+        one: ColumnElement[Any] = literal_column("1")
+        read = self.lane(replace(pick, where=(*pick.where, *where)), key, COUNTED)
+        rows = self.select_candidates(read, (one if among is None else case((among, one))).label("one")).subquery()
+        return select(func.count(rows.c.one)).scalar_subquery().label(None)
 
     def _rows_of_each(
         self, session: Session, pick: Pick, number: int, keys: Sequence[Any], columns: Columns, *, apart: bool

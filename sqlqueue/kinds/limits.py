@@ -48,7 +48,7 @@ from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, 
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql import LARGEST, Assignment, Pick, counts_before, has_come, is_held, only, picks, state, utcnow, write
+from ..sql import COUNTED, LARGEST, Assignment, Pick, before, has_come, is_held, lane_picks, only, state, utcnow, write
 
 T = TypeVar("T")
 
@@ -424,9 +424,9 @@ def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Rea
             text = f"{limit.started:,} of at most {starts:,} tasks with its key {key!r} have started within {period}"
             yield Reason(cause=Cause.RATE, text=f"{text}; the next may at {moment_text(until)}", until=until)
     room, text = min(rooms, default=(LARGEST, ""))
-    if room > 0 and seen.values["status"] == Status.AVAILABLE:
+    if rooms and seen.values["status"] == Status.AVAILABLE:
         ahead = _ahead(adapter, session, seen)
-        if ahead >= room:
+        if ahead >= max(room, 1):
             text = f"{ahead:,} tasks with its key {key!r} come first, and {text}"
             yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)
 
@@ -442,13 +442,15 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
 
 
 def _ahead(adapter: Adapter, session: Session, seen: SeenTask) -> int:
-    spec = seen.spec
-    ready, _ = picks(spec)
-    same = spec["limit_key"] == seen.values["limit_key"]
+    spec, key = seen.spec, seen.values["limit_key"]
+    ready, _ = lane_picks(spec)
     if any(seen.columns[term.column] is None for term in spec.ready_order):
         return 0
-    ahead = counts_before(spec, spec.ready_order, seen.columns, same, *ready(1).state)
-    return sum(adapter.rows.execute(session, spec, ahead).one())
+    parts = before(spec.ready_order, seen.columns)
+    counts = [adapter.rows.count_lane(ready(1), key, part) for part in parts]
+    numbers: Any = adapter.rows.execute(session, spec, select(*counts)).one()
+    number: int = sum(numbers)
+    return min(number, COUNTED)
 
 
 # -- the slots that a claim of a limited queue holds ------------------------------------------------------------------

@@ -227,23 +227,15 @@ class View:
 
     def _ready(self, key: Any) -> ColumnElement[int]:
         if self._spec.lane is None:
-            return self._count(self._waiting, key, is_ready(self._spec))
-        return self._count(replace(self._waiting, state=(is_available(self._spec), has_come(self._spec))), key, None)
+            return self._adapter.rows.count_lane(self._waiting, key, among=is_ready(self._spec))
+        return self._adapter.rows.count_lane(self._waiting, key, has_come(self._spec))
 
     def _running(self, key: Any) -> ColumnElement[int]:
         spec, pick, later = self._spec, self._waiting, ~has_come(self._spec)
         if spec.lane is not None:
             due = (spec["finished_at"].is_(None), is_due(spec), later)
             pick = self._pick(due, spec.due_order, spec.index_name("due", [self._column]))
-        return self._count(pick, key, is_held(spec) & later)
-
-    def _count(self, pick: Pick, key: Any, criterion: Criterion | None) -> ColumnElement[int]:
-        """Return the number of rows of a key in a pick that satisfy a criterion, as a column."""
-        one: ColumnElement[Any] = literal_column("1")
-        counted = one if criterion is None else case((criterion, one))
-        look, of_key = self._adapter.rows.select_candidates, self._adapter.rows.lane(pick, key, COUNTED)
-        rows = look(of_key, counted.label("one")).subquery()
-        return select(func.count(rows.c.one)).scalar_subquery().label(None)
+        return self._adapter.rows.count_lane(pick, key, among=is_held(spec) & later)
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
         """Return the limits of keys, and how many of their tasks run and have started."""

@@ -318,23 +318,29 @@ def _sequence(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Re
     look = adapter.rows.select_candidates
     shown = (spec["status"], spec["claimed_by"], representable(spec["available_at"]))
     found = adapter.rows.execute(session, spec, look(first, *shown, *spec.primary_key)).first()
+    number, letter = next(n for n, each in enumerate(spec.primary_key) if each is not spec.sequence), None
+    if spec.discarded_hold:
+        discarded, error = (spec["status"] == state(Status.DISCARDED),), spec["error"]
+        held = replace(first, state=discarded, order=tuple(order), index=spec.index_name("held"))
+        since = representable(spec["finished_at"])
+        letter = adapter.rows.execute(session, spec, look(held, *spec.primary_key, since, error)).first()
+    if letter is not None:
+        *holder, moment, said = tuple[Any, ...](letter)
+        when = f" at {moment_text(moment)}" if moment else ""
+        because = f": {said.partition(chr(10))[0]}" if said else ""
+        text = f"task {key_text(tuple(holder))} with its key {key!r} was discarded{when}{because}"
+        yield Reason(cause=Cause.KEY_HELD, text=f"{text}; it holds the key until it is retried", since=moment)
     if found is not None:
         status, holder, moment, *identity = tuple[Any, ...](found)
         counts = counts_before(spec, order, seen.columns, same, spec["finished_at"].is_(None))
         ahead = sum(adapter.rows.execute(session, spec, counts).one())
         others = f", and {ahead - 1:,} more before this one" if ahead > 1 else ""
-        doing = _doing(status, holder, moment, seen.now)
-        text = f"task {key_text(tuple(identity))} with its key {key!r} comes first: {doing}"
+        is_held = letter is not None and letter[number] < identity[number]
+        doing = "" if is_held else f": {_doing(status, holder, moment, seen.now)}"
+        text = f"task {key_text(tuple(identity))} with its key {key!r} comes first{doing}"
         yield Reason(cause=Cause.KEY_ORDER, text=f"{text}{others}", ahead=ahead)
     if seen.values["claim_token"] == REACTIVATED:
         yield from _overtaken(session, adapter, seen)
-    if not spec.discarded_hold:
-        return
-    held = replace(first, state=(spec["status"] == state(Status.DISCARDED),), order=(), index=spec.index_name("held"))
-    letter = adapter.rows.execute(session, spec, look(held, *spec.primary_key)).first()
-    if letter is not None:
-        text = f"task {key_text(tuple(letter))} with its key {key!r} was discarded and holds it: retry it"
-        yield Reason(cause=Cause.KEY_HELD, text=text)
 
 
 def _overtaken(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:

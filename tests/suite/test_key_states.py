@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, select
+from sqlalchemy import delete, event, func, select
 from sqlalchemy.orm import with_loader_criteria
 
-from sqlqueue import ArgumentError, Cause, KeyState
+from sqlqueue import ArgumentError, Cause, Claim, KeyState
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.inspection import explain
 from sqlqueue.operations import turns
@@ -134,7 +134,10 @@ def test_the_backlog_of_the_only_key_that_statistics_know_is_not_read(
     calls: dict[str, Any] = {
         "claim": lambda session: session.claim_many(model, limit=20),
         "keys": lambda session: session.keys(model, first=10),
+        "why": lambda session: session.why(Claim(model, (last,), 0)),
     }
+    if db.case.name == "sqlite":
+        del calls["why"]  # it cannot be told which index to use, and has another one for tasks of the same time
     other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
     for number in (1_500, 15_000):
         turns._rotations.clear()
@@ -142,6 +145,8 @@ def test_the_backlog_of_the_only_key_that_statistics_know_is_not_read(
         analyze(db, model)
         for key in [*(f"key {n:02}" for n in range(40)), None]:
             db.insert(model, rows(20, **{column: key}))
+        with db.begin() as session:
+            last = session.scalar(select(func.max(model.id)).where(getattr(model, column) == "key 39"))
         amounts = dict[str, int]()
         for name, call in [*calls.items()] * 3:
             with other.session() as session, reading(session, db.case) as read:

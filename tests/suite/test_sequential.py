@@ -121,7 +121,7 @@ def test_a_discarded_task_holds_its_key_until_it_is_retried(db: Database) -> Non
         session.complete(b)
     assert db.committed.claim(Transfer) is None
     assert [reason.cause for reason in reasons(db, 2)] == [Cause.KEY_HELD]
-    assert reasons(db, 2)[0].text == "task 1 with its key 'a' was discarded and holds it: retry it"
+    assert reasons(db, 2)[0].text.startswith("task 1 with its key 'a' was discarded at ")
     with db.begin() as session:
         assert session.retry(Transfer, Transfer.id == 1) == 1
     with db.begin() as session:

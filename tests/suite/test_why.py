@@ -11,7 +11,7 @@ from sqlalchemy import SingletonThreadPool, StaticPool, create_engine, delete
 
 from sqlqueue import Cause, Claim, Explanation, QueueSession, Status
 from tests.support.harness import Actor, Database
-from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
+from tests.support.models import Mail, Order, Outgoing, Seat, Task, Transfer, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
 
 pytestmark = pytest.mark.sync_only
@@ -220,6 +220,29 @@ def test_why_of_a_task_behind_others_of_its_limit_key(db: Database) -> None:
     assert causes(found) == [Cause.KEY_ORDER, Cause.ORDER]
     assert found.reasons[0].ahead == 3
     assert causes(why(db, Visit, 9)) == [Cause.ORDER]
+
+
+def test_why_of_a_task_behind_others_of_a_full_key(db: Database) -> None:
+    db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3, 4)])
+    with db.begin() as session:
+        session.set_limit(Visit, "a", 1)
+        session.claim(Visit)
+    full, ahead, _ = why(db, Visit, 4).reasons
+    assert (full.cause, ahead.cause, ahead.ahead) == (Cause.LIMIT, Cause.KEY_ORDER, 2)
+    assert ahead.text == "2 tasks with its key 'a' come first, and at most 1 run at once"
+    assert Cause.KEY_ORDER not in causes(why(db, Visit, 2))
+
+
+def test_why_of_a_task_behind_others_of_a_held_key(db: Database) -> None:
+    db.insert(Transfer, [{"id": n, "account": "a"} for n in (1, 2, 3)])
+    with db.begin() as session:
+        session.discard(session.claim(Transfer), "no such account\nwith details")
+    held, first = why(db, Transfer, 3).reasons
+    assert (held.cause, first.cause) == (Cause.KEY_HELD, Cause.KEY_ORDER)
+    assert held.text.startswith("task 1 with its key 'a' was discarded at ")
+    assert held.text.endswith(": no such account; it holds the key until it is retried")
+    assert held.since is not None
+    assert first.text == "task 2 with its key 'a' comes first"
 
 
 def test_why_of_a_message_behind_others_of_its_key(db: Database) -> None:
