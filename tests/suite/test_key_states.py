@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import delete, event, func, select
 from sqlalchemy.orm import with_loader_criteria
 
-from sqlqueue import ArgumentError, Cause, Claim, KeyState
+from sqlqueue import ArgumentError, Cause, Claim, KeyState, Rate
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.inspection import explain
 from sqlqueue.operations import turns
@@ -289,3 +289,37 @@ def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> 
     small = effort()
     insert_many(db, model, {column: "a", "available_at": PAST, "priority": -1})
     assert effort() <= 2 * small + 200
+
+
+# -- claims of a key with many tasks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("way", ["fair", "order", "limit", "rate"])
+def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
+    db: Database, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "AGE", math.inf)
+    model: Any = {"fair": Crawl, "order": Transfer}.get(way, Visit)
+    column, size = spec_of(model).keyed_by.key, 1 if way == "order" else 20
+
+    def effort() -> int:
+        analyze(db, model)
+        amounts = []
+        for _ in range(9):
+            with other.session() as session, reading(session, db.case) as read:
+                assert len(session.claim_many(model, limit=size)) == size
+            amounts.append(read.amount)
+        return sorted(amounts)[4]
+
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    with db.begin() as session:
+        if way in ("limit", "rate"):
+            session.set_limit(Visit, "a", 50 if way == "limit" else None)
+        if way == "rate":
+            session.set_rate(Visit, "a", Rate(50, per=HOUR))
+    waiting = {column: "a", "available_at": PAST, "created_at": PAST}
+    db.insert(model, [waiting] * 1_000)
+    small = effort()
+    insert_many(db, model, waiting)
+    assert effort() <= 1.1 * small + 60  # index trees get deeper
