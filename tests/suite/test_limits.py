@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import ClaimLostError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions, kinds
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import LANES
-from sqlqueue.operations import bulk, turns
+from sqlqueue.operations import bulk, turns, upkeep
 from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.queue.spec import spec_of
 from tests.suite.limited import claim, held, locks_rows, set_limit, visits
@@ -247,6 +247,19 @@ def test_a_heartbeat_keeps_the_slot(db: Database) -> None:
     with db.begin() as actor, pytest.raises(ClaimLostError) as lost:
         actor.heartbeat(claims)
     assert len(lost.value.claims) == 1
+
+
+@locks_rows
+def test_slots_that_others_have_locked_are_not_lost(sync_db: Database) -> None:
+    """A worker does not wait for them: the leases of its other tasks would end."""
+    visits(sync_db, "a", "b")
+    claims = claim(sync_db)
+    a, b = contenders(sync_db)
+    a.set_limit(Visit, "a", 5)
+    assert without_waiting(a, lambda: upkeep.extend(b.session, claims, timedelta(hours=1))) == []
+    b.commit()
+    a.rollback()
+    assert held(sync_db) == 2
 
 
 # -- keys that share a queue, and backlogs of full keys ---------------------------------------------------------------

@@ -159,6 +159,23 @@ def test_open_claims_withhold_few_starts_that_they_do_not_use(sync_db: Database)
     assert len(start(sync_db)) == 4 * 2
 
 
+def test_starts_fill_the_rounds_that_have_begun(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fullest first: a place whose round ends late is free late, so that less than the rate would start."""
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", 4)
+    sync_db.committed.set_rate(Fetching, "a", Rate(12, per=HOUR))
+    fetches(sync_db, *"aaa")
+    for number, starts in ((1, 1), (2, 2), (3, 1)):
+        begun = {"status": "running", "attempt": starts, "available_at": utcnow(HOUR)}
+        sync_db.execute(update(Slot).where(Slot.slot_number == -number).values(begun))
+    found = list[list[int]]()
+    for _ in range(3):
+        start(sync_db, 1)
+        with sync_db.engine.connect() as connection:
+            places = select(Slot.attempt).where(Slot.slot_number < 0).order_by(Slot.attempt.desc())
+            found.append(list(connection.scalars(places)))
+    assert found == [[3, 1, 1, 0], [3, 2, 1, 0], [3, 3, 1, 0]]
+
+
 def test_the_time_of_a_start_is_written_after_the_task(sync_db: Database) -> None:
     """Otherwise, a start that is late would not wait for the whole time after the one before it."""
     fetches(sync_db, "a")
