@@ -238,6 +238,18 @@ def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database,
     assert found == {f"{name} {key}": theirs if key == "b" else 2 for name in ("Engine", "Connection") for key in "abc"}
 
 
+@locks_rows
+@pytest.mark.filterwarnings("ignore:a claim in a REPEATABLE READ transaction can fail")
+def test_a_claim_that_does_not_see_the_slots_it_has_made_keeps_to_the_limit(sync_db: Database) -> None:
+    visits(sync_db, *"aaa")
+    with sync_db.variant(isolation_level="REPEATABLE READ").session() as actor:
+        assert len(actor.find(Visit)) == 3  # from here on its snapshot is current
+        with suppress(DBAPIError):  # some engines reject this
+            actor.claim_many(Visit, limit=9)
+            actor.commit()
+    assert count(sync_db, Visit, Visit.status == "running") == held(sync_db) <= 2
+
+
 def test_a_session_on_a_connection_makes_new_keys_in_its_transaction(sync_db: Database) -> None:
     """It may not be committed, as in tests of applications."""
     visits(sync_db, "a")
