@@ -69,6 +69,17 @@ def test_uncommitted_claims_count(db: Database, lease: Any) -> None:
 
 
 @locks_rows
+def test_slots_are_found_behind_those_that_others_have_locked(db: Database) -> None:
+    set_limit(db, 50)
+    visits(db, *["a"] * 60)
+    a, b = contenders(db)
+    assert len(a.claim_many(Visit, limit=20)) == 20
+    assert len(without_waiting(a, lambda: b.claim_many(Visit, limit=20))) == 20
+    b.rollback()
+    a.rollback()
+
+
+@locks_rows
 def test_many_claimers_of_new_keys_at_once(sync_db: Database) -> None:
     visits(sync_db, *(str(n % 4) for n in range(100)))
     all_have_claimed = Barrier(6)
