@@ -196,6 +196,21 @@ def test_graph_of_a_workflow(flow: Database) -> None:
 
 
 @pytest.mark.one_engine
+def test_a_graph_shows_tasks_of_no_batch_for_which_members_wait(flow: Database) -> None:
+    page = Page(name="outside")
+    flow.committed.enqueue(page)
+    with flow.begin() as session, session.batch("order") as batch:
+        batch.add(Page(name="a"))
+    flow.committed.enqueue(Note(name="joined"), after=[page, "label:7"], into="order")
+    found = flow.committed.graph(Page, "order")
+    labels = {node.name: node.label for node in found.nodes}
+    with flow.begin() as session:
+        after = f"Note {note(session, 'joined').id}"
+        before = f"Page {session.find(Page, Page.name == 'outside')[0].id}"
+    assert {(labels[edge.source], labels[edge.target]) for edge in found.edges} == {(before, after), ("label:7", after)}
+
+
+@pytest.mark.one_engine
 def test_graphs_have_a_limited_size_and_count_what_is_left_out(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", 5)
     with flow.begin() as session, session.batch("chain") as batch:

@@ -511,6 +511,19 @@ def test_a_retry_whose_latch_is_still_closed_keeps_it_closed(flow: Database, mon
 
 
 @pytest.mark.sync_only
+def test_a_retry_does_not_wait_for_members_that_are_being_settled(flow: Database) -> None:
+    if flow.case.one_writer:
+        pytest.skip("nothing writes while another transaction settles")
+    three_pages(flow, "import")
+    with flow.begin() as session:
+        session.discard(session.claim(Page, Page.name == "a"), "boom")
+    flow.committed.advance(Page)
+    with flow.begin() as session:
+        session.complete(session.claim(Page, Page.name == "b"))
+        assert flow.committed.retry(Page, Page.name == "a") == 1
+
+
+@pytest.mark.sync_only
 def test_a_retry_leaves_a_task_alone_that_gets_a_latch_of_its_own_meanwhile(
     flow: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from sqlqueue import ArgumentError, wait_for
+from sqlqueue import ArgumentError, find, wait_for
+from sqlqueue.operations import waiting
 from tests.support.harness import Database
 from tests.support.models import Film, Leaflet, Task
 from tests.support.rows import rows
@@ -124,3 +125,21 @@ def test_a_task_that_is_deleted_meanwhile_is_missed_at_once(sync_db: Database) -
     looked(sync_db, remove)
     with pytest.raises(ArgumentError, match="or was deleted"):
         waits(sync_db, task)
+
+
+@pytest.mark.one_engine
+def test_a_task_that_runs_again_before_it_is_loaded_is_waited_for(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = stored(sync_db, Task, 1)
+    sync_db.committed.cancel(Task)
+
+    def find_later(*call: Any) -> list[Any]:
+        monkeypatch.undo()
+        sync_db.committed.rerun(Task)
+        found = find(*call)
+        Thread(target=sync_db.committed.discard, args=(Task,), kwargs={"error": "no"}).start()
+        return found
+
+    monkeypatch.setattr(waiting, "find", find_later)
+    assert waits(sync_db, task).status == "discarded"
