@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import with_loader_criteria
 
 from sqlqueue import ArgumentError, Status, Worker, member_of
+from sqlqueue.operations.graphs import around
 from sqlqueue.testing import drain
 from tests.suite.test_flows import work
 from tests.support.flows import Note, Page, flow
@@ -114,6 +117,34 @@ def test_members_of_a_batch_as_a_criterion_and_their_progress(flow: Database) ->
     assert flow.committed.cancel_batch(Page, "import") == 3
     assert flow.committed.progress(Page, "import").unfinished == 0
     assert flow.committed.progress(Page, "other").completed == 4
+
+
+@pytest.mark.one_engine
+def test_the_progress_of_an_ended_batch_counts_the_members_that_the_session_sees(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Page, [{"name": "mine"}, {"name": "theirs"}])
+    work(flow)
+
+    def restrict(state: Any) -> None:
+        if state.is_select:
+            state.statement = state.statement.options(with_loader_criteria(Page, Page.name == "mine"))
+
+    with flow.begin() as session:
+        assert session.progress(Page, "import").completed == 2
+        event.listen(session.sync_session, "do_orm_execute", restrict)
+        assert session.progress(Page, "import").completed == 1
+
+
+@pytest.mark.one_engine
+def test_what_waits_for_a_task_alone_and_with_others_is_around_it(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        first, second = batch.add(Page(name="a")), batch.add(Page(name="b"))
+        alone = batch.add(Note(name="alone"), after=first)
+        both = batch.add(Note(name="both"), after=[first, second])
+    with flow.begin() as session:
+        found = session.run(around, first)
+    assert found.batch == "import"
+    assert {node.identity for node in found.after} == {(alone.id,), (both.id,)}
 
 
 @pytest.mark.one_engine

@@ -317,6 +317,18 @@ def test_a_member_that_comes_before_a_look_has_the_lock_keeps_its_batch_closed(
 
 
 @pytest.mark.one_engine
+def test_a_layer_takes_one_latch(flow: Database) -> None:
+    with flow.begin() as session, session.batch("layers") as batch:
+        last: Any = ()
+        for _ in range(4):
+            last = [batch.add(Page(), after=last) for _ in range(4)]
+    with flow.begin() as session:
+        assert session.scalar(select(func.count()).select_from(Latch)) == 1 + 3, (
+            "the batch, and all layers but the last"
+        )
+
+
+@pytest.mark.one_engine
 def test_a_look_that_has_not_seen_a_failure_before_sees_it_when_it_opens(flow: Database) -> None:
     with flow.begin() as session, session.batch("outer") as outer:
         outer.add(Page, [])
@@ -520,7 +532,9 @@ def test_a_retry_does_not_wait_for_members_that_are_being_settled(flow: Database
     flow.committed.advance(Page)
     with flow.begin() as session:
         session.complete(session.claim(Page, Page.name == "b"))
-        assert flow.committed.retry(Page, Page.name == "a") == 1
+        with flow.variant(isolation_level="REPEATABLE READ").begin() as other:
+            other.scalar(select(func.count()).select_from(Page))
+            assert other.retry(Page, Page.name == "a") == 1
 
 
 @pytest.mark.sync_only
@@ -599,6 +613,20 @@ def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
 
     later(lambda: flow.committed.open_event(Page, "another"), wait)
     assert ends(flow, Note)["third"] == "available"
+
+    with flow.begin() as session, session.batch("outer") as batch:
+        batch.add(Page(name="ended", priority=9))
+        batch.then(Note(name="outer end"))
+    with flow.begin() as session:
+        session.complete(session.claim(Page))
+
+    def nest(session: Any) -> None:
+        with session.batch(into="outer") as inner:
+            inner.then(Note(name="inner failed"), when="failed")
+
+    later(lambda: flow.committed.enqueue(Page(name="unseen"), into="outer"), nest)
+    flow.committed.advance(Page)
+    assert ends(flow, Note)["outer end"] == "waiting"
 
 
 @pytest.mark.sync_only
