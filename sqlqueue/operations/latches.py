@@ -411,6 +411,9 @@ class Latches:
             self.change([row.id for row in closed], opened_at=null(), **dict.fromkeys(OUTCOMES, null()))
             self.change([row.id for row in mended], broken_at=null())
             changed = {row.id: row for row in (*closed, *mended)}
+            # older snapshots still show the failures below those that stay broken, but two writes conflict
+            kept = [row.id for row in rows if row.id not in changed and row.id not in ids]
+            self.change(kept, changes=self.c.changes + _ONE)
             todo = self.above(changed.values())
             todo |= self._revive(mended, COMPLETED) | self._revive(closed, SKIPPED)
 

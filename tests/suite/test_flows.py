@@ -563,25 +563,25 @@ def test_a_retry_leaves_a_task_alone_that_gets_a_latch_of_its_own_meanwhile(
     assert ends(flow) == {"a": "available", "next": "waiting"}
 
 
+def later(flow: Database, meanwhile: Callable[[], Any], change: Callable[[Any], Any]) -> None:
+    """Change something in a transaction whose snapshot is older than what has happened meanwhile."""
+    db, todo = flow.variant(isolation_level="REPEATABLE READ"), [meanwhile]
+    with db.session() as session:
+
+        def both() -> None:
+            session.scalar(select(func.count()).select_from(Page))
+            if todo:
+                todo.pop()()
+            change(session)
+
+        until_success(db, both, session)
+
+
 @pytest.mark.sync_only
 def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
     """What others have committed since counts, or the transaction fails, and is called again."""
     if flow.case.one_writer:
         pytest.skip("a transaction with an older snapshot cannot write")
-    db = flow.variant(isolation_level="REPEATABLE READ")
-
-    def later(meanwhile: Callable[[], Any], change: Callable[[Any], Any]) -> None:
-        todo = [meanwhile]
-        with db.session() as session:
-
-            def both() -> None:
-                session.scalar(select(func.count()).select_from(Page))
-                if todo:
-                    todo.pop()()
-                change(session)
-
-            until_success(db, both, session)
-
     three_pages(flow, "import")
     with flow.begin() as session:
         for name in "ab":
@@ -589,6 +589,7 @@ def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
     flow.committed.advance(Page)
     assert ends(flow, Note)["completed"] == "cancelled"
     later(
+        flow,
         lambda: flow.committed.retry(Page, Page.name == "a"),
         lambda session: session.retry(Page, Page.name == "b"),
     )
@@ -596,6 +597,7 @@ def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
 
     flow.committed.enqueue(Note(name="first"), after="event")
     later(
+        flow,
         lambda: flow.committed.enqueue(Note(name="second"), after="event"),
         lambda session: session.open_event(Page, "event"),
     )
@@ -611,20 +613,42 @@ def test_changes_in_transactions_with_older_snapshots(flow: Database) -> None:
             session.rollback()
             session.enqueue(Note(name="third"), after="another")
 
-    later(lambda: flow.committed.open_event(Page, "another"), wait)
+    later(flow, lambda: flow.committed.open_event(Page, "another"), wait)
     assert ends(flow, Note)["third"] == "available"
 
+
+@pytest.mark.sync_only
+def test_batches_above_in_transactions_with_older_snapshots(flow: Database) -> None:
+    if flow.case.one_writer:
+        pytest.skip("a transaction with an older snapshot cannot write")
+    with flow.begin() as session, session.batch("broken") as batch:
+        batch.add(Page(name="other"))
+        batch.then(Note(name="both"))
+    for name in ("one", "two"):
+        with flow.begin() as session, session.batch(name, into="broken") as batch:
+            batch.add(Page(name=name))
+        with flow.begin() as session:
+            session.discard(session.claim(Page, Page.name == name), "boom")
+    flow.committed.advance(Page)
+    assert ends(flow, Note)["both"] == "cancelled"
+    later(
+        flow,
+        lambda: flow.committed.retry(Page, Page.name == "one"),
+        lambda session: session.retry(Page, Page.name == "two"),
+    )
+    assert ends(flow, Note)["both"] == "waiting"
+
     with flow.begin() as session, session.batch("outer") as batch:
-        batch.add(Page(name="ended", priority=9))
+        batch.add(Page(name="ended"))
         batch.then(Note(name="outer end"))
     with flow.begin() as session:
-        session.complete(session.claim(Page))
+        session.complete(session.claim(Page, Page.name == "ended"))
 
     def nest(session: Any) -> None:
         with session.batch(into="outer") as inner:
             inner.then(Note(name="inner failed"), when="failed")
 
-    later(lambda: flow.committed.enqueue(Page(name="unseen"), into="outer"), nest)
+    later(flow, lambda: flow.committed.enqueue(Page(name="unseen"), into="outer"), nest)
     flow.committed.advance(Page)
     assert ends(flow, Note)["outer end"] == "waiting"
 
