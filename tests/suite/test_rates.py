@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Identity, Integer, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlqueue import (
@@ -143,6 +144,21 @@ def test_uncommitted_starts_count(db: Database, lease: Any) -> None:
     assert [task.limit_key for task in found] == ["a", "b"]
     b.rollback()
     a.rollback()
+
+
+@locks_rows
+@pytest.mark.filterwarnings("ignore:a claim in a REPEATABLE READ transaction can fail")
+def test_starts_that_the_transaction_does_not_see_yet_count(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.kinds.limits.PLACES", 1)
+    fetches(sync_db, *"aaaaa")
+    start(sync_db, 1)
+    with sync_db.variant(isolation_level="REPEATABLE READ").session() as actor:
+        assert len(actor.find(Fetching)) == 5  # from here on its snapshot is current
+        start(sync_db, 1)
+        with suppress(DBAPIError):  # some engines reject this
+            actor.claim_many(Fetching, limit=9)
+            actor.commit()
+    assert count(sync_db, Fetching, Fetching.status == "running") <= 3
 
 
 @locks_rows
