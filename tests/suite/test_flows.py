@@ -775,6 +775,9 @@ def test_a_retry_revives_neither_what_has_run_nor_what_another_failure_has_cance
     assert set(ends(flow, Note).values()) == {"cancelled"}
     assert flow.committed.retry(Page, Page.name == "b") == 1
     assert ends(flow, Note) == {"alone": "waiting", "with another": "waiting", "early": "cancelled"}
+    assert flow.committed.claim(Note) is None
+    with flow.begin() as session:
+        assert session.scalar(select(func.count(Note.finished_at))) == 1
 
 
 @pytest.mark.one_engine
