@@ -156,9 +156,12 @@ def test_batches_without_members_and_with_wrong_ones(flow: Database) -> None:
         batch.add(Page(name="z"))
     with flow.begin() as session, session.batch() as batch:
         page = batch.add(Page())
-        for wrong, text in (({"after": Page()}, "added to this batch before"), ({"when": "ended"}, "give one of")):
-            with pytest.raises(ArgumentError, match=text):
-                batch.add(Page(), **wrong)
+        callback = batch.then(Note(name="callback"))
+        for wrong in (Page(), callback):
+            with pytest.raises(ArgumentError, match="added to this batch before"):
+                batch.add(Page(), after=wrong)
+        with pytest.raises(ArgumentError, match="give one of"):
+            batch.add(Page(), when="ended")
         with pytest.raises(ArgumentError, match="in this batch already"):
             batch.add(page)
         with pytest.raises(ArgumentError, match="no status and no time"):
@@ -170,7 +173,7 @@ def test_batches_without_members_and_with_wrong_ones(flow: Database) -> None:
             pass
     with flow.begin() as session, session.batch("kept") as batch:
         session.add(Page(name="plain"))
-    assert work(flow) == ["", "plain", "x"]
+    assert work(flow) == ["", "plain", "x", "callback"]
 
 
 def test_models_that_cannot_have_batches() -> None:
