@@ -742,8 +742,7 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     are_alike = or_(and_(one, two), ~or_(one, two))
     free = and_(other.c[key.name] == key, are_alike, is_usable(slots, other), ~is_busy(slots, other))
     none = ~select(literal_column("1")).select_from(other).where(free).correlate(table).exists()
-    full = or_(~is_usable(slots, table), is_excess(slots, table), none)
-    return select(key).where(is_busy(slots, table), full).distinct()
+    return select(key).where(is_busy(slots, table), or_(is_excess(slots, table), none)).distinct()
 
 
 def _first_free(slots: QueueSpec, most: int) -> Executable:
