@@ -8,7 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
@@ -48,7 +48,20 @@ from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, 
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql import COUNTED, LARGEST, Assignment, Pick, before, has_come, is_held, lane_picks, only, state, utcnow, write
+from ..sql import (
+    COUNTED,
+    LARGEST,
+    Assignment,
+    Pick,
+    before,
+    has_come,
+    is_due,
+    is_held,
+    lane_picks,
+    state,
+    utcnow,
+    write,
+)
 
 T = TypeVar("T")
 
@@ -432,13 +445,16 @@ def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Rea
 
 
 def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder, ...]:
+    """Return the running tasks of the key, at most :data:`_LISTED`: those whose leases end first, in the order of their
+    claims."""
     spec = seen.spec
-    same = spec["limit_key"] == seen.values["limit_key"]
-    read = select(*spec.primary_key, spec["claimed_by"], spec["claimed_at"]).where(
-        only(spec, same, is_held(spec), ~has_come(spec), *seen.scope)
-    )
-    rows: Any = adapter.rows.execute(session, spec, read.order_by(spec["claimed_at"], *spec.primary_key).limit(_LISTED))
-    return tuple(Holder(tuple(identity), worker, since) for *identity, worker, since in rows)
+    _, due = lane_picks(spec)
+    running = spec["finished_at"].is_(None), is_due(spec), is_held(spec), ~has_come(spec), *seen.scope
+    of_key = adapter.rows.lane(replace(due(1), state=running), seen.values["limit_key"], _LISTED)
+    read = adapter.rows.select_candidates(of_key, *spec.primary_key, spec["claimed_by"], spec["claimed_at"])
+    rows: Any = adapter.rows.execute(session, spec, read)
+    found = (Holder(tuple(identity), worker, since) for *identity, worker, since in rows)
+    return tuple(sorted(found, key=lambda each: (each.since is None, each.since, each.identity)))
 
 
 def _ahead(adapter: Adapter, session: Session, seen: SeenTask) -> int:

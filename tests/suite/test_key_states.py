@@ -323,3 +323,25 @@ def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
     small = effort()
     insert_many(db, model, waiting)
     assert effort() <= 1.1 * small + 60  # index trees get deeper
+
+
+@pytest.mark.sync_only
+def test_why_reads_the_running_tasks_of_the_key_alone(db: Database) -> None:
+    def effort() -> int:
+        db.insert(Visit, rows(3, limit_key="a"))
+        claimed = db.committed.claim_many(Visit, limit=3)
+        analyze(db, Visit)
+        with db.begin() as session:
+            last = session.scalar(select(Visit.id).where(Visit.status == "available"))
+        with other.session() as session, reading(session, db.case) as read:
+            (reason, *_) = session.why(Claim(Visit, (last,), 0)).reasons
+        assert [holder.identity for holder in reason.holders] == [(task.id,) for task in claimed]
+        db.committed.cancel(Visit, Visit.limit_key == "a")
+        return read.amount
+
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    with db.begin() as session:
+        session.set_limit(Visit, "a", 2)
+    small = effort()
+    insert_many(db, Visit, {"limit_key": "b", "status": "completed", "finished_at": PAST, "available_at": PAST})
+    assert effort() <= 2 * small + 200
