@@ -75,10 +75,12 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     ``task``: an instance that has been stored, or a claim of it.  The explanation is about the row as this transaction
     sees it, not about the instance.
 
-    Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  To find
-    out whether another transaction holds the row's lock, a separate connection tries to lock the row and releases it at
-    once: a claim at the same moment skips the task.  This is not done if the session is bound to a ``Connection`` or to
-    an in-memory database.  The session's ``after_begin`` listeners prepare that connection, too.
+    Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  Only on
+    SQLite, for a task of a limited key, it reads all tasks that are available since the same moment.
+
+    To find out whether another transaction holds the row's lock, a separate connection tries to lock the row and
+    releases it at once: a claim at the same moment skips the task.  This is not done if the session is bound to a
+    ``Connection`` or to an in-memory database.  The session's ``after_begin`` listeners prepare that connection, too.
 
     Tasks that come first are counted in the order of the whole queue, up to 1,000.  The estimate is their number
     divided by the number of attempts that ended within the last minute, read from the history; without a
