@@ -19,7 +19,7 @@ from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.operations.turns import Keys
 from sqlqueue.sql import EDGE, picks
-from tests.suite.test_plans import reading
+from tests.suite.test_plans import median_read
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Crawl, Mail, Message
 from tests.support.rows import PAST, TOMORROW, analyze, contenders, ids, insert_many, rows
@@ -295,23 +295,15 @@ def test_a_claim_reads_as_much_of_a_large_backlog_as_of_a_small_one(
 ) -> None:
     monkeypatch.setattr(turns, "AGE", math.inf)  # on a busy machine, each claim would read the keys again
 
-    def median(size: int) -> int:
-        amounts = []
-        for _ in range(9):
-            with other.session() as session, reading(session, sync_db.case) as read:
-                assert len(session.claim_many(Crawl, limit=size)) == size
-            amounts.append(read.amount)
-        return sorted(amounts)[4]
-
     other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
     crawls(sync_db, large=200, **{f"site {n:02}": 20 for n in range(40)})
     analyze(sync_db, Crawl)
-    small = {size: median(size) for size in (1, 40)}
+    small = {size: median_read(other, Crawl, size) for size in (1, 40)}
     done = {"site": "large", "status": "completed", "available_at": PAST, "finished_at": PAST, "topic": "a"}
     insert_many(sync_db, Crawl, {**done, "status": "available", "finished_at": None}, done)
     analyze(sync_db, Crawl)
     for size, amount in small.items():
-        assert median(size) <= 2 * amount + 100
+        assert median_read(other, Crawl, size) <= 2 * amount + 100
 
 
 @pytest.mark.requires("plans_empty_tables")

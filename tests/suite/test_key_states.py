@@ -17,7 +17,7 @@ from sqlqueue.operations import turns
 from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.operations.control import not_paused
 from sqlqueue.queue.spec import spec_of
-from tests.suite.test_plans import reading
+from tests.suite.test_plans import median_read, reading
 from tests.support.harness import Database
 from tests.support.models import Crawl, Outgoing, QueuePause, Task, Transfer, Visit
 from tests.support.rows import PAST, TOMORROW, analyze, insert_many, rows
@@ -305,12 +305,7 @@ def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
 
     def effort() -> int:
         analyze(db, model)
-        amounts = []
-        for _ in range(9):
-            with other.session() as session, reading(session, db.case) as read:
-                assert len(session.claim_many(model, limit=size)) == size
-            amounts.append(read.amount)
-        return sorted(amounts)[4]
+        return median_read(other, model, size)
 
     other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
     with db.begin() as session:

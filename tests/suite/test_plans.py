@@ -104,6 +104,16 @@ def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
     read.amount = int(connection.scalar(said) or 0) - own - (own - before)
 
 
+def median_read(other: Database, model: Any, size: int, times: int = 9) -> int:
+    """Return the median of what some claims read that find `size` tasks each, and are rolled back."""
+    amounts = []
+    for _ in range(times):
+        with other.session() as session, reading(session, other.case) as read:
+            assert len(session.claim_many(model, limit=size)) == size
+        amounts.append(read.amount)
+    return sorted(amounts)[times // 2]
+
+
 @contextmanager
 def steps(connection: Connection, read: Read) -> Iterator[None]:
     def step() -> None:

@@ -17,7 +17,7 @@ from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql import sequential_picks
 from sqlqueue.worker import fetcher
 from tests.suite import children
-from tests.suite.test_plans import reading
+from tests.suite.test_plans import median_read, reading
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Ledger, Transfer
 from tests.support.processes import Processes
@@ -316,36 +316,20 @@ def test_a_task_that_is_no_longer_the_first_when_a_claim_locks_it(sync_db: Datab
 
 @pytest.mark.requires("statistics")
 def test_a_claim_does_not_read_the_discarded_tasks_of_other_keys(sync_db: Database) -> None:
-    def effort() -> int:
-        amounts = []
-        for _ in range(5):
-            with other.session() as session, reading(session, sync_db.case) as read:
-                assert len(session.claim_many(Transfer, limit=20)) == 20
-            amounts.append(read.amount)
-        return sorted(amounts)[2]
-
     other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
     ready = [row for n in range(40) for row in rows(20, account=f"key {n}")]
     sync_db.insert(Transfer, ready)
-    small = effort()
+    small = median_read(other, Transfer, 20, times=5)
     sync_db.execute(delete(Transfer))
     done = {"status": "discarded", "available_at": PAST, "finished_at": PAST, "created_at": PAST}
     with sync_db.engine.begin() as connection:  # a planner that knows nothing may take another index
         connection.exec_driver_sql(str(sync_db.case.statistics).format(table="transfer"))
     sync_db.insert(Transfer, [{**done, "account": f"done {n % 5_000}"} for n in range(10_000)])
     sync_db.insert(Transfer, ready)
-    assert effort() <= 2 * small + 200
+    assert median_read(other, Transfer, 20, times=5) <= 2 * small + 200
 
 
 def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short_one(sync_db: Database) -> None:
-    def median(size: int) -> int:
-        amounts = []
-        for _ in range(9):
-            with other.session() as session, reading(session, sync_db.case) as read:
-                assert len(session.claim_many(Transfer, limit=size)) == size
-            amounts.append(read.amount)
-        return sorted(amounts)[4]
-
     def without_key() -> int:
         (ready,) = sequential_picks(spec_of(Transfer))
         with other.session() as session, reading(session, sync_db.case) as read:
@@ -365,14 +349,14 @@ def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short
         Transfer, [*blocked * 100, *({**ready, "account": f"key {n}"} for n in range(20) for _ in range(20))]
     )
     analyze(sync_db, Transfer)
-    small = {size: median(size) for size in (1, 20)}
+    small = {size: median_read(other, Transfer, size) for size in (1, 20)}
     few = without_key()
     done = {**ready, "account": "key 1", "status": "completed", "finished_at": PAST}
     unkeyed = {**ready, "account": None, "status": "scheduled", "available_at": TOMORROW}
     insert_many(sync_db, Transfer, *blocked, done, *[unkeyed] * 6)
     analyze(sync_db, Transfer)
     for size, amount in small.items():
-        assert median(size) <= 3 * amount + 100
+        assert median_read(other, Transfer, size) <= 3 * amount + 100
     assert without_key() <= few + 100
 
 
