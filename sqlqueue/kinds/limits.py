@@ -58,6 +58,7 @@ from ..sql import (
     is_due,
     is_held,
     lane_picks,
+    present_status,
     state,
     utcnow,
     write,
@@ -449,7 +450,8 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
     claims."""
     spec = seen.spec
     _, due = lane_picks(spec)
-    running = spec["finished_at"].is_(None), is_due(spec), is_held(spec), ~has_come(spec), *seen.scope
+    held = present_status(spec) == state(Status.RUNNING)
+    running = spec["finished_at"].is_(None), is_due(spec), held, ~has_come(spec), *seen.scope
     of_key = adapter.rows.lane(replace(due(1), state=running), seen.values["limit_key"], _LISTED)
     read = adapter.rows.select_candidates(of_key, *spec.primary_key, spec["claimed_by"], spec["claimed_at"])
     rows: Any = adapter.rows.execute(session, spec, read)
