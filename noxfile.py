@@ -29,15 +29,13 @@ GRAMMARS = ["@griffithswaite/ts-plsql-parser@1.1.1", "antlr4@4.13.2"]
 COCKROACHDB = "sqlalchemy-cockroachdb"
 DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 
-# The tests' child processes import everything again. By default, uv does not compile to bytecode, and some machines
-# set PYTHONDONTWRITEBYTECODE.
-COMPILED = {"UV_COMPILE_BYTECODE": "1"}
+# Some machines set it. The tests' child processes import everything again.
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
 # What each call guarantees, and which tests show it. All other tests are left to `matrix`, and so are those of servers
-# that die.
+# that die and those that count what servers read.
 GUARANTEES = Path("docs/explanation/semantics.md")
-ELSEWHERE = ("tests/clusters/", "tests/outages/")
+ELSEWHERE = ("tests/clusters/", "tests/outages/", "tests/suite/test_plans.py", "tests/suite/test_costs.py")
 
 # Even on few cores, since many tests wait. Each process collects all tests and starts servers of its own.
 SIDE_BY_SIDE = ("-n", "4")
@@ -103,7 +101,7 @@ def lowest(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *versions: str, files: Sequence[str] = ()) -> None:
     """Run the tests in these files, in all if there are none, or in those that are given on the command line."""
-    session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
+    session.install("-e", f".[{DRIVERS}]", *group("test"), *versions)
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
@@ -130,9 +128,9 @@ def drivers(session: nox.Session) -> None:
 
     Drivers without wheels for this platform are tested if MariaDB's client library can be compiled against.
     """
-    session.install("-e", f".[{DRIVERS}]", *group("test"), *group("drivers"), SQLALCHEMY["2.1"], env=COMPILED)
+    session.install("-e", f".[{DRIVERS}]", *group("test"), *group("drivers"), SQLALCHEMY["2.1"])
     if shutil.which("mariadb_config") or shutil.which("mysql_config"):
-        session.install(*group("drivers-in-c"), env=COMPILED)
+        session.install(*group("drivers-in-c"))
     else:
         session.warn(f"{', '.join(group('drivers-in-c'))} are skipped: install libmariadb-dev and a C compiler")
     session.run("pytest", "-rs", "tests/drivers", *SIDE_BY_SIDE, *session.posargs, env=COMPILING)
@@ -174,7 +172,7 @@ def babelfish(session: nox.Session) -> None:
             " here or as SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
             "&TDS_Version=7.4&ClientCharset=UTF-8"
         )
-    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
+    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"])
     chosen = {
         "SQLQUEUE_TEST_BABELFISH_URL": urls[0],
         "SQLQUEUE_REQUIRE": "babelfish",
@@ -189,14 +187,14 @@ def babelfish(session: nox.Session) -> None:
 @nox.session
 def clusters(session: nox.Session) -> None:
     """Test a Galera cluster of three nodes, and PostgreSQL with a standby, in containers, while nodes die."""
-    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
+    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"])
     session.run("pytest", "tests/clusters", *session.posargs, env={**COMPILING, "SQLQUEUE_REQUIRE_CLUSTERS": "1"})
 
 
 @nox.session
 def stalls(session: nox.Session) -> None:
     """Measure how long readers and writers wait while a large table becomes a queue; takes URLs of test databases."""
-    session.install("-e", f".[{DRIVERS}]", *group("test"), env=COMPILED)
+    session.install("-e", f".[{DRIVERS}]", *group("test"))
     session.run("python", "-m", "bench.measurements.stalls", *session.posargs)
 
 
