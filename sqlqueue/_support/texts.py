@@ -325,3 +325,10 @@ def states_text(states: Mapping[str, int]) -> str:
     if sum(states.values()) == 1:
         return next(iter(states))
     return ", ".join(f"{number:,} {state}" for state, number in states.items())
+
+
+def ahead_text(ahead: int, most: int, of: str = "") -> str:
+    """Return how many tasks come first, of which at most ``most`` were counted: ``2 tasks come first``."""
+    if ahead == 1:
+        return f"1 task{of} comes first"
+    return f"{ahead:,}{' or more' if ahead == most else ''} tasks{of} come first"

@@ -41,6 +41,7 @@ from sqlalchemy.orm import Mapped, Session
 from .._support import checks
 from .._support.engines import separate_session
 from .._support.errors import ArgumentError, Claim
+from .._support.texts import ahead_text
 from ..dialects import key_type
 from ..dialects.base import Adapter
 from ..dialects.statements import FURTHER
@@ -441,8 +442,8 @@ def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Rea
     if rooms and seen.values["status"] == Status.AVAILABLE:
         ahead = _ahead(adapter, session, seen)
         if ahead >= max(room, 1):
-            text = f"{ahead:,} tasks with its key {key!r} come first, and {text}"
-            yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)
+            first = ahead_text(ahead, COUNTED, f" with its key {key!r}")
+            yield Reason(cause=Cause.KEY_ORDER, text=f"{first}, and {text}", ahead=ahead)
 
 
 def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder, ...]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from .._support.engines import has_one_connection, separate_session
 from .._support.errors import Claim
-from .._support.texts import error_text, key_text
+from .._support.texts import ahead_text, error_text, key_text
 from ..dialects.base import Adapter
 from ..lifecycle.kind import Cause, Reason, SeenTask, kinds_of, moment_text
 from ..model.companions import WorkerState, history_of, worker_table
@@ -397,7 +397,7 @@ def _turns(
     found = adapter.rows.execute(session, spec, select(*counts)).one()
     ahead = min(sum(found[: len(ranges)]), COUNTED)
     if sum(found):
-        first = "it comes first" if not ahead else _number(ahead)
+        first = "it comes first" if not ahead else ahead_text(ahead, COUNTED)
         text = f"{first} among those whose {spec.options.fair} is {key!r}, and each {spec.options.fair} has its turn"
         yield Reason(cause=Cause.SHARE, text=text, ahead=ahead)
 
@@ -428,10 +428,4 @@ def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
 
 def _behind(ahead: int, estimate: timedelta | None) -> Reason:
     takes = "" if estimate is None else f", which takes {estimate} at the rate of the last minute"
-    return Reason(cause=Cause.ORDER, text=f"{_number(ahead)}{takes}", ahead=ahead, estimate=estimate)
-
-
-def _number(ahead: int) -> str:
-    if ahead == 1:
-        return "1 task comes first"
-    return f"{ahead:,} tasks or more come first" if ahead == COUNTED else f"{ahead:,} tasks come first"
+    return Reason(cause=Cause.ORDER, text=f"{ahead_text(ahead, COUNTED)}{takes}", ahead=ahead, estimate=estimate)

@@ -271,7 +271,7 @@ class QueueOptions:
             if self.continue_on_discarded:
                 raise ArgumentError("continue_on_discarded= is for queues with sequential=, whose keys wait")
             return
-        _check_names("sequential", (self.sequential,))
+        _check_name("sequential", self.sequential)
         if self.order_by:
             raise ArgumentError("order_by= and sequential= are two orders: choose one")
         if self.fair is not None:
@@ -300,7 +300,7 @@ class QueueOptions:
 
 def _check_share(fair: str | None, weights: object) -> None:
     if fair is not None:
-        _check_names("fair", (fair,))
+        _check_name("fair", fair)
     elif weights is not None:
         raise ArgumentError("weight= is for queues with fair=, whose values have the weights")
     if isinstance(weights, Mapping):
@@ -315,6 +315,11 @@ def weight(value: object, given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool) and LIGHTEST <= given <= HEAVIEST:
         return float(given)
     raise ArgumentError(f"weight of {value!r}: {given!r} is not a number from {LIGHTEST} to {HEAVIEST:,}")
+
+
+def _check_name(option: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"{option}={name!r}: give the name of an attribute, as in {option}='tenant'")
 
 
 def _check_names(option: str, names: tuple[object, ...]) -> None:

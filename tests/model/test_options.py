@@ -34,8 +34,10 @@ from sqlqueue.sqltasks import SQLTaskDatabase
         ("columns", ["status"]),
         ("fair", 7),
         ("fair", ""),
+        ("fair", True),
         ("weight", {"a": 2}),  # without fair=
         ("sequential", 7),
+        ("sequential", True),
         ("continue_on_discarded", "no"),
         ("continue_on_discarded", True),  # without sequential=
     ],

@@ -182,7 +182,7 @@ def test_counting_ends_at_a_thousand(db: Database) -> None:
     db.insert(Task, [{"id": 50_000_000}])
     (reason,) = why(db, key=50_000_000).reasons
     assert reason.ahead == 1_000
-    assert "1,000 tasks or more come first" in reason.text
+    assert "1,000 or more tasks come first" in reason.text
 
 
 def test_the_estimate_uses_the_present_rate(db: Database) -> None:
@@ -230,6 +230,7 @@ def test_why_of_a_task_behind_others_of_a_full_key(db: Database) -> None:
     full, ahead, _ = why(db, Visit, 4).reasons
     assert (full.cause, ahead.cause, ahead.ahead) == (Cause.LIMIT, Cause.KEY_ORDER, 2)
     assert ahead.text == "2 tasks with its key 'a' come first, and at most 1 run at once"
+    assert why(db, Visit, 3).reasons[1].text == "1 task with its key 'a' comes first, and at most 1 run at once"
     assert Cause.KEY_ORDER not in causes(why(db, Visit, 2))
 
 
