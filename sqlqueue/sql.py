@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import (
@@ -41,7 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import BindParameter, Null
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -540,18 +541,30 @@ def same_key(spec: QueueSpec, table: Any) -> Criterion:
 
 # -- finds the criteria that restrict a claim to some partitions of its queue -----------------------------------------
 
-_Listing: TypeAlias = tuple[Column[Any], Criterion] | tuple[None, None]
+Listing: TypeAlias = tuple[Column[Any], Criterion]
+"""A column, and a term that lists values of it."""
 MAX_PARTS = 200
 """The maximum number of listed values that a claim reads one by one.  Engines limit the parts of a statement (SQLite:
 500)."""
 
 
 def given(term: Any, column: Column[Any]) -> Sequence[Any]:
-    """Return the values that ``term`` allows for ``column``, if it is an equality or a list of values."""
-    left = getattr(term, "left", None)
+    """Return the values that ``term`` allows for ``column``, NULL as ``None``, if it is an equality, IS NULL, a list of
+    values, or several of these joined by OR."""
+    operator, left = (getattr(term, name, None) for name in ("operator", "left"))
+    if operator is operators.or_:
+        parts = [given(part, column) for part in term.clauses]
+        return list(dict.fromkeys(chain(*parts))) if all(parts) else ()
     if left is None or not column.shares_lineage(left):
         return ()
+    if operator is operators.is_:
+        return [None] if isinstance(term.right, Null) else ()
     return [term.right.value] if fixes([term], column) else listed(term)
+
+
+def single(terms: Iterable[Criterion], columns: Iterable[Column[Any]]) -> list[Column[Any]]:
+    """Return the first of ``columns`` for which one of ``terms`` allows a single value, or NULL alone; if any."""
+    return [column for column in columns if any(len(given(term, column)) == 1 for term in terms)][:1]
 
 
 def fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
@@ -564,27 +577,25 @@ def fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
     )
 
 
-def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> _Listing:
-    """Return the first of ``columns`` for which one of ``terms`` lists values, and that term; ``None`` for both if
-    there is none.
+def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]], least: int = 2) -> Listing | None:
+    """Return the first of ``columns`` for which one of ``terms`` lists values, and that term.
 
-    Only lists of at most :data:`MAX_PARTS` values count.  Raises :class:`.ArgumentError` for values that a text key
-    cannot have, because a claim may compare them without sending them.
+    Only lists of ``least`` to :data:`MAX_PARTS` values count.  Raises :class:`.ArgumentError` for values that a text
+    key cannot have, because a claim may compare them without sending them.
     """
     for column in columns:
         for term in terms:
-            if 1 < len(listed(term)) <= MAX_PARTS and column.shares_lineage(term.left):
+            if least <= len(values := given(term, column)) <= MAX_PARTS:
                 if isinstance(column.type, KeyText):
-                    column.type.check(listed(term))
+                    column.type.check(value for value in values if value is not None)
                 return column, term
-    return None, None
+    return None
 
 
 def unlisted(term: Any, columns: Sequence[Column[Any]]) -> Criterion:
     """Return a list of one value of one of ``columns`` as an equality, and any other term unchanged."""
     values = listed(term)
-    single = len(values) == 1 and any(column.shares_lineage(term.left) for column in columns)
-    criterion: Criterion = term.left == values[0] if single else term
+    criterion: Criterion = term.left == values[0] if len(values) == 1 and single([term], columns) else term
     return criterion
 
 
@@ -607,11 +618,11 @@ def excluded(term: Any, column: Column[Any]) -> Sequence[Any]:
 
 
 def listed(term: Any) -> Sequence[Any]:
-    """Return the different values of ``column IN (values)``; none for any other term, or if one of them is NULL."""
+    """Return the different values of ``column IN (values)`` but NULL, which equals none; none for any other term."""
     given = getattr(term, "right", None) if getattr(term, "operator", None) is operators.in_op else None
     values = given.value if isinstance(given, BindParameter) and isinstance(given.value, list | tuple) else ()
-    usable = all(value is not None and isinstance(value, Hashable) for value in values)
-    return list(dict.fromkeys(values)) if usable else ()
+    usable = all(isinstance(value, Hashable) for value in values)
+    return list(dict.fromkeys(value for value in values if value is not None)) if usable else ()
 
 
 # -- reads several parts of a queue in one order, each from its own range of an index ---------------------------------
@@ -743,8 +754,9 @@ class Pick:
     a later time, which it skips within the index."""
     takes_over: bool = False
     """Whether there may be running rows among them, whose lease has ended."""
-    divided: Criterion | None = None
-    """The term of ``where`` that lists values of the index's first column: each value is read from its own range."""
+    divided: Listing | None = None
+    """The index's first column and the term of ``where`` that lists values of it, each of which is read from its own
+    range."""
     whole: str | None = None
     """The index that serves all values, if the pick is divided."""
     lanes: Lanes | None = None
@@ -775,18 +787,22 @@ class Pick:
         """A pick for each of the values that this one is divided by, or this one."""
         if self.divided is None:
             return [self]
-        divided: Any = self.divided
+        column, divided = self.divided
         rest = tuple(term for term in self.where if term is not divided)
-        order = tuple(term for term in self.order if not term.column.shares_lineage(divided.left))
-        part = partial(replace, self, order=order, divided=None)
-        return [part(where=(divided.left == value, *rest)) for value in listed(divided)]
+        order = tuple(term for term in self.order if not term.column.shares_lineage(column))
+        part = partial(replace, self, divided=None)
+        return [
+            part(where=(column == value, *rest), order=(*_by_null([column == value], [column]), *order))
+            for value in given(divided, column)
+        ]
 
     def undivided(self) -> tuple[Pick, ColumnElement[Any], frozenset[Any]]:
         """Return the rows of all parts of the queue, the column that divides it, and its values that are picked."""
-        divided: Any = self.divided
+        assert self.divided is not None
+        column, divided = self.divided
         rest = tuple(term for term in self.where if term is not divided)
         whole = replace(self, where=rest, index=self.whole, divided=None)
-        return whole, divided.left, frozenset(listed(divided))
+        return whole, column, frozenset(given(divided, column))
 
     def named(self, keys: Criterion, limit: int) -> Pick:
         """Return the rows of these primary keys that still match, in no order."""
@@ -819,21 +835,22 @@ def picks(
 
 def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]) -> tuple[Step, Step]:
     terms = [unlisted(term, spec.partitions) for term in terms_of(spec, where)]
-    partition = [column for column in spec.partitions if fixes(terms, column)][:1]
+    partition = single(terms, spec.partitions)
     by_key = all(fixes(terms, column) for column in spec.primary_key)
-    column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
+    divided = None if by_key or partition else listing(terms, spec.partitions)
     order = tuple(_given(term) for term in order_by)
 
     def step(kind: str, in_state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool) -> Step:
         # MariaDB does not recognize a text column as constant under an equality, and would sort and lock the partition
-        standard = tuple(term for term in standard if term.column not in partition)
+        rest = (term for term in standard if term.column not in partition)
+        standard = (*_by_null(terms, partition), *rest)
         pick = partial(
             Pick,
             spec=spec,
             state=in_state,
             where=tuple(terms),
             order=order or standard,
-            index=None if by_key else spec.index_name(kind, partition if column is None else [column]),
+            index=None if by_key else spec.index_name(kind, partition if divided is None else divided[:1]),
             exact=by_key or (served and len(terms) == len(partition)),
             takes_over=kind == "due",
             divided=divided,
@@ -845,6 +862,12 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
         step("claim", (is_available(spec), has_come(spec)), spec.ready_order, served=True),
         step("due", come_due(spec), spec.due_order, served=False),
     )
+
+
+def _by_null(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> tuple[Ordering, ...]:
+    """Return the terms of an index's order for those of its first ``columns`` that are NULL: not every planner knows
+    that IS NULL leaves them equal."""
+    return tuple(Ordering(column) for column in columns if not fixes(terms, column))
 
 
 def lane_picks(
@@ -877,26 +900,26 @@ def _with_lanes(pick: Pick, kind: str) -> Pick:
     primary key."""
     spec = pick.spec
     column: Any = spec.lane
-    if not spec.is_limited and (pick.index is None or fixes(pick.where, column)):
+    if not spec.is_limited and (pick.index is None or single(pick.where, [column])):
         return pick
-    listed_keys = next((term for term in pick.where if fixes([term], column)), listing(pick.where, [column])[1])
+    _, listed_keys = listing(pick.where, [column], 1) or (column, None)
     where = tuple(term for term in pick.where if term is not listed_keys)
     apart = tuple(term for term in where if excluded(term, column))
     in_order = pick
     if kind == "claim" and pick.index is not None:  # so that a claim does not read past the tasks of other lanes
         in_order = replace(pick, where=tuple(term for term in pick.where if not excluded(term, column)))
     others = [each for each in spec.partitions if each is not column]
-    fixed = [each for each in others if fixes(where, each)][:1]
-    by, divided = (None, None) if fixed else listing(where, others)
-    partition = fixed if by is None else [by]
-    within = tuple(term for term in where if term is divided or any(fixes([term], each) for each in fixed))
+    fixed = single(where, others)
+    divided = None if fixed else listing(where, others)
+    partition = fixed if divided is None else [divided[0]]
+    within = tuple(term for term in where if (divided and term is divided[1]) or single([term], fixed))
     values = tuple(value for term in within for each in partition for value in given(term, each))
     lanes = Lanes(
         column=column,
         within=within,
-        listed=() if listed_keys is None else given(listed_keys, column),
+        listed=given(listed_keys, column),
         place=(tuple(partition), values),
-        order=(Ordering(column),),
+        order=(*_by_null(where, fixed), Ordering(column)),
         has_all=len(fixed) + len(apart) == len(pick.where),
         ordered=in_order,
         excluded=frozenset(value for term in apart for value in excluded(term, column)),
@@ -927,8 +950,6 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
     (named,) = named_picks(spec, where)
     may_be_first = named(1)
     terms = may_be_first.where
-    fixed = [term for term in terms if fixes([term], column)]
-    listed_keys = fixed[:1] or [term for term in [listing(terms, [column])[1]] if term is not None]
     unkeyed = replace(
         may_be_first,
         state=(spec["finished_at"].is_(None), has_come(spec), *may_be_first.state),
@@ -940,7 +961,7 @@ def _in_sequence(spec: QueueSpec, where: Sequence[Where], run: int) -> Step:
     lanes = Lanes(
         column=column,
         within=(),
-        listed=[value for term in listed_keys for value in (listed(term) or given(term, column))],
+        listed=given((listing(terms, [column], 1) or (column, None))[1], column),
         place="sequence",
         order=(Ordering(spec["finished_at"]), Ordering(column)),
         has_all=all(excluded(term, column) for term in terms),

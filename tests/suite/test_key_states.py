@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, func, select
+from sqlalchemy import delete, event, func, or_, select
 from sqlalchemy.orm import with_loader_criteria
 
 from sqlqueue import ArgumentError, Cause, Claim, KeyState, Rate
@@ -288,6 +288,40 @@ def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> 
     db.insert(model, [row for key in ("a", "b") for row in rows(40, **{column: key})])
     small = effort()
     insert_many(db, model, {column: "a", "available_at": PAST, "priority": -1})
+    assert effort() <= 2 * small + 200
+
+
+@pytest.mark.sync_only
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (lambda key: key.is_(None), {None}),
+        (lambda key: or_(key.is_(None), key.in_(["b", "none"])), {None, "b"}),
+        (lambda key: or_(key == "b", key.is_(None)), {None, "b"}),
+        (lambda key: key.in_(["b", None]), {"b"}),
+    ],
+    ids=["NULL", "NULL or listed", "equal or NULL", "listed beside NULL"],
+)
+def test_a_claim_of_tasks_without_a_key_reads_no_others(
+    db: Database, model: Any, where: Any, found: set[str | None]
+) -> None:
+    column = spec_of(model).keyed_by.key
+    size = 1 if model is Transfer and found == {"b"} else 4
+
+    def effort() -> int:
+        analyze(db, model)
+        turns._rotations.clear()
+        with other.session() as session, reading(session, db.case) as read:
+            tasks = session.claim_many(model, where(getattr(model, column)), limit=size)
+            assert {getattr(task, column) for task in tasks} <= found
+            assert len(tasks) == size if model is not Visit else tasks
+        return read.amount
+
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    db.insert(model, [row for key in ("a", "b", None) for row in rows(40, **{column: key})])
+    small = effort()
+    db.insert(model, rows(5_000, **{column: "a", "priority": -1, "created_at": PAST}))
     assert effort() <= 2 * small + 200
 
 
