@@ -68,6 +68,7 @@ from ..transaction import (
     scope_of,
     session_of,
 )
+from .latches import announce_look
 from .recording import ABANDONED, Attempt, AttemptRecord, brief, last_claims, record, set_aside, task_facts
 from .sequence import claim_in_sequence
 from .settling import EXPIRY, RETURNED, complete, fail, settle_some
@@ -313,6 +314,7 @@ class ClaimCall:
         self._until = min(self._until, time.monotonic() + PATIENCE)
         number = len(ended) + self._end_following(query)
         ledger_of(self.session).expired += number
+        announce_look(self.session, spec)
         text = "%s: %d tasks expired before they were started, and are cancelled"
         logger.info(text, spec.name, number, extra={"queue": spec.name, "expired": number})
         return ended

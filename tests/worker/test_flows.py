@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sync_only
 __all__ = ["flow"]
 
 
-@pytest.mark.parametrize("change", ["cancel", "rescue", "seal", "another process"])
+@pytest.mark.parametrize("change", ["cancel", "rescue", "expire", "seal", "another process"])
 def test_a_worker_looks_when_others_say_so(
     flow: Database, workers: Workers, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,16 +35,19 @@ def test_a_worker_looks_when_others_say_so(
     if change == "another process" and flow.case.name != "postgresql":
         pytest.skip("no notifications between processes")
     with flow.begin() as session, session.batch("import", sealed=change != "seal") as batch:
-        batch.add(Page, [] if change == "seal" else [{"name": "a", "priority": 5}])
+        batch.add(Page, [] if change in ("seal", "expire") else [{"name": "a", "priority": 5}])
+        batch.add(Note, [{"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}] if change == "expire" else [])
         batch.then(Note(name="end"), when="final")
     worker = workers.make(poll=LONG, notify=change == "another process")
-    worker.handler(Note)(lambda task: None)
+    worker.handler(Note, Note.name == "end")(lambda task: None)
     with workers.start(worker):
         eventually(lambda: worker._run and worker._run._latches[0]._swept)
         if change == "seal":
             flow.committed.seal(Page, "import")
         elif change == "cancel":
             flow.committed.cancel(Page)
+        elif change == "expire":
+            assert flow.committed.claim(Note, Note.name == "") is None
         elif change == "rescue":
             flow.committed.claim(Page)
             flow.execute(update(Page).values(attempt=Page.max_attempts, available_at=utcnow()))  # it has crashed
