@@ -191,10 +191,10 @@ _FAR = REACH / 2
 def _not_due(status: Status, values: Any, now: datetime) -> Reason:
     moment, tries = values["available_at"], values["attempt"]
     if status is Status.WAITING:
-        ends = {"completed": "all of it is completed", "failed": "a part of it has failed"}
+        ends = {"completed": "to be completed", "failed": "to fail"}
         key = values["waits_for"]
         what = "other tasks" if PART in key else repr(key)
-        text = f"it waits for {what}, until {ends.get(values['waits_when'], 'all of it is final')}"
+        text = f"it waits for {what} {ends.get(values['waits_when'], 'to be final')}"
         if moment - now > _FAR:  # it was the latest time, which was made representable
             return Reason(cause=Cause.WAITS, text=text)
         return Reason(cause=Cause.WAITS, text=f"{text}, or until {moment_text(moment)}", until=moment)

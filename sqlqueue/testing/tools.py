@@ -193,17 +193,22 @@ class _Drain:
             self.passed += step
 
     def _next_due(self, session: Session, handed: Any) -> list[_Performed]:
+        self._advance(session)
+        while True:
+            for handler in self.handlers:
+                limit, options = handler.chunk or 1, handler.options
+                tasks = operations.claim_many(
+                    session, handler.entity, *handler.where, limit=limit, options=options, claimed_by=_NAME
+                )
+                if tasks:
+                    return _perform(session, handed, handler, tasks)
+            if not self._advance(session):  # others may have waited for what the claims have found expired
+                return []
+
+    def _advance(self, session: Session) -> int:
         flows = (handler.spec for handler in self.handlers if latches_of(handler.spec) is not None)
-        for spec in {spec.table.metadata: spec for spec in flows}.values():
-            operations.advance(session, spec.entity)
-        for handler in self.handlers:
-            limit, options = handler.chunk or 1, handler.options
-            tasks = operations.claim_many(
-                session, handler.entity, *handler.where, limit=limit, options=options, claimed_by=_NAME
-            )
-            if tasks:
-                return _perform(session, handed, handler, tasks)
-        return []
+        specs = {spec.table.metadata: spec for spec in flows}.values()
+        return sum(operations.advance(session, spec.entity) for spec in specs)
 
     def note(self, ended: Sequence[_Performed]) -> bool:
         """Count outcomes.  Returns whether there may be more tasks."""

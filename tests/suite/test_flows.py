@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,11 +28,13 @@ from sqlqueue import (
     QueueMixin,
     QueueOptions,
     RecurringMixin,
+    Worker,
     claim_of,
 )
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.latches import Latches
 from sqlqueue.sql import utcnow
+from sqlqueue.testing import drain
 from sqlqueue.transaction import Access
 from tests.suite import children
 from tests.support.flows import Latch, Note, Page, flow
@@ -832,6 +834,19 @@ def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) ->
 
 
 @pytest.mark.sync_only
+def test_a_drain_goes_on_after_a_member_that_has_expired(flow: Database) -> None:
+    """Also if no claim finds anything else to run."""
+    with flow.begin() as session, session.batch("import") as batch:
+        batch.add(Note, [{"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}])
+        batch.then(Page(name="end"), when="final")
+    worker = Worker(flow.sessions())
+    worker.handler(Page)(lambda task: None)
+    worker.handler(Note)(lambda task: None)
+    assert drain(worker) == {"completed": 1}
+    assert ends(flow) == {"": "cancelled", "end": "completed"}
+
+
+@pytest.mark.sync_only
 def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Processes) -> None:
     """Four processes settle members and look at latches; those that are about to commit are killed, now and then.
 
@@ -870,15 +885,13 @@ def test_why_a_task_waits(flow: Database) -> None:
         (first, *_) = session.find(Page)
         assert (reason.cause, reason.text) == (
             Cause.WAITS,
-            "it waits for 'import', until all of it is completed: 3 of 3 tasks are unfinished; "
-            f"Page {first.id} is available",
+            f"it waits for 'import' to be completed: 3 of 3 tasks are unfinished; Page {first.id} is available",
         )
         session.enqueue(Note(name="both"), after=[first, "label:7"])
         session.discard(session.claim(Page, Page.id == first.id), "boom")
         (reason,) = session.why(session.scalar(select(Note).where(Note.name == "both"))).reasons
         assert reason.text == (
-            "it waits for other tasks, until all of it is completed: the event 'label:7' is not open; "
-            f"Page {first.id} is discarded"
+            f"it waits for other tasks to be completed: the event 'label:7' is not open; Page {first.id} is discarded"
         )
     flow.committed.advance(Page)
     with flow.begin() as session:
