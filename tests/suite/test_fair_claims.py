@@ -121,6 +121,20 @@ def test_a_visit_goes_on_after_the_keys_are_read_again(sync_db: Database) -> Non
 
 
 @pytest.mark.one_engine
+def test_a_key_that_has_run_out_begins_a_new_visit_when_it_has_tasks_again(sync_db: Database) -> None:
+    crawls(sync_db, a=9, gold=9)
+    adapter, spec = adapter_for(sync_db.engine.dialect), Crawl.__queue_spec__
+    rotation, pick = turns.Rotation(spec, Keys()), ClaimQuery(spec).steps[0](9)
+    with sync_db.session() as session:
+        rotation.return_to(EDGE)
+        rotation.read(adapter, session.session, pick, 9)
+        assert rotation.grant(2, 9, {None}) == {"a": 1, "gold": 1}
+        rotation.run_out({"gold"})
+        rotation.read(adapter, session.session, pick, 9)
+        assert [*rotation.grant(4, 9, {None}).items()] == [("gold", 3), ("a", 1)]
+
+
+@pytest.mark.one_engine
 def test_the_turns_of_listed_keys_go_on_when_they_are_read_again(
     sync_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from sqlqueue.dialects.statements import LANES
 from sqlqueue.operations import bulk, turns, upkeep
 from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.queue.spec import spec_of
+from sqlqueue.sql import EDGE
 from tests.suite.limited import claim, held, locks_rows, set_limit, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.suite.simultaneous import concurrently
@@ -77,6 +78,17 @@ def test_slots_are_found_behind_those_that_others_have_locked(db: Database) -> N
     assert len(without_waiting(a, lambda: b.claim_many(Visit, limit=20))) == 20
     b.rollback()
     a.rollback()
+
+
+@locks_rows
+def test_no_slot_is_taken_twice_however_often_slots_are_read(db: Database) -> None:
+    set_limit(db, 17)
+    visits(db, *["a"] * 40)
+    *others, last = contenders(db, 4)
+    assert [len(other.claim_many(Visit, limit=5)) for other in others] == [5, 5, 5]
+    assert len(last.claim_many(Visit, limit=5)) == 2
+    for actor in (*others, last):
+        actor.rollback()
 
 
 @locks_rows
@@ -352,6 +364,29 @@ def test_the_backlog_of_a_full_key_costs_a_claim_nothing(sync_db: Database) -> N
     sync_db.insert(Visit, [{"limit_key": key} for key in "bcd"] * 30)
     analyze(sync_db, Visit)
     assert median() <= 2 * small + 100
+
+
+@pytest.mark.one_engine
+def test_keys_that_another_thread_has_visited_since_they_were_read_have_no_second_turn(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_db.insert(Fetch, [{"limit_key": key} for key in ("a", "b", "c")])
+    rotation, spec = turns.Rotation(spec_of(Fetch), turns.Keys()), spec_of(Fetch)
+    adapter, pick = adapter_for(sync_db.engine.dialect), ClaimQuery(spec).steps[0](1)
+    after = rotation.keys.after
+
+    def overtaken(*arguments: Any) -> Any:
+        found = after(*arguments)
+        monkeypatch.setattr(rotation.keys, "after", after)
+        rotation.read(adapter, session.session, pick, 1)
+        assert rotation.grant(1, 1, {None}) == {"a": 1}
+        return found
+
+    with sync_db.session() as session:
+        rotation.return_to(EDGE)
+        monkeypatch.setattr(rotation.keys, "after", overtaken)
+        rotation.read(adapter, session.session, pick, 1)
+        assert rotation.grant(1, 1, {None}) == {"b": 1}
 
 
 # -- limits are set and changed for each key, and models that cannot have limits are refused --------------------------

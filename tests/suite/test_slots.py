@@ -21,7 +21,7 @@ from sqlalchemy.pool import Pool
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Rate, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import LANES
-from sqlqueue.kinds.limits import ENDLESS, create_slots
+from sqlqueue.kinds.limits import ENDLESS, create_slots, holder
 from sqlqueue.operations import turns
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.transaction import ledger_of
@@ -260,6 +260,29 @@ def test_a_session_on_a_connection_makes_new_keys_in_its_transaction(sync_db: Da
             session.commit()
         transaction.rollback()
     assert sync_db.session().limits(Visit) == []
+
+
+def test_other_errors_than_that_a_key_exists_are_raised(sync_db: Database) -> None:
+    if sync_db.case.name != "sqlite":
+        pytest.skip("its trigger is written for SQLite")
+    visits(sync_db, "a")
+    with sync_db.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refused BEFORE INSERT ON slot BEGIN SELECT RAISE(ABORT, 'no slots today'); END"
+        )
+    try:
+        with sync_db.session() as actor, pytest.raises(DBAPIError, match="no slots today"):
+            actor.claim(Visit)
+    finally:
+        with sync_db.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER refused")
+
+
+@pytest.mark.one_engine
+def test_the_holder_of_a_slot_fits_into_its_column_whatever_the_primary_key(sync_db: Database) -> None:
+    holders = {holder(Claim(Visit, ("long" * 100,), attempt, 7)) for attempt in (1, 2)}
+    assert len(holders) == 2
+    assert max(map(len, holders)) <= Slot.__table__.c.claimed_by.type.length
 
 
 def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> None:
