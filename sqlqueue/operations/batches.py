@@ -127,10 +127,10 @@ class TaskBatch:
 
     # -- at the end of the block: compiles the graph to latches, and inserts these and the tasks
 
-    def _insert(self, session: Session) -> None:
+    def _insert(self, session: Session, *, is_named: bool) -> None:
         self._is_open = False
         groups = [*self._members, *self._callbacks]
-        if not groups and self._sealed == UNSEALED:
+        if not groups and is_named:
             raise ArgumentError(f"the batch {self.key!r} has no task yet: name a model, with add(Page, [])")
         if not groups:
             return
@@ -256,7 +256,8 @@ def batch(
     Their models derive from :class:`.FlowMixin`, of one ``MetaData`` with one model of :class:`.LatchMixin`.  ``key``
     is the batch's name, unique among all batches, of at most 180 characters and without a slash; without one, a key is
     made.  The tasks of :meth:`.TaskBatch.then` start when the others have ended, and each of them exactly once, however
-    many workers end the last members at the same time.  Without members, the batch has ended at once.
+    many workers end the last members at the same time.  Without members, the batch has ended at once; one with a key
+    needs at least ``add(Page, [])``, by which its table is known.
 
     ``sealed=False``: it takes further members, from ``enqueue(..., into=key)``, until :func:`seal`, and cannot end
     before.  ``into``: the key of another batch that has not ended, or a task that is in one, such as the one that the
@@ -270,7 +271,7 @@ def batch(
         raise ArgumentError("sealed=False needs a key, by which the batch is sealed")
     made = TaskBatch(new_key() if key is None else check_key(key), sealed=sealed, into=into)
     yield made
-    made._insert(session)
+    made._insert(session, is_named=key is not None)
 
 
 def seal(session: AnySession, entity: type[QueueMixin], key: str) -> bool:

@@ -23,7 +23,7 @@ from ..queue.spec import QueueSpec, spec_of
 from ..sql import NEVER, utcnow, write
 from ..transaction import Access, AnySession, refuse_if_restricted, session_of
 from .conflicts import insert_unless_duplicate
-from .latches import ANY, EVENT, Latches, has_failed
+from .latches import ANY, EVENT, Latches, announce_look, has_failed
 
 When = Literal["completed", "failed", "final"]
 Awaited: TypeAlias = "QueueMixin | str"
@@ -88,7 +88,7 @@ class Place:
         key = into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
         row = None if key is None else self.latches.share(key, members=members)
         if key is None or row is None or row.sealed == EVENT:
-            raise ArgumentError(f"into={into!r}: there is no such batch, or the task is in none")
+            raise ArgumentError(f"into={into!r}: there is no such batch yet, or the task is in none")
         if row.opened_at is not None:
             raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
         return key
@@ -259,7 +259,8 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
     ends = dict(zip(OUTCOMES, (1, 0, 0, 0), strict=True))
     latches.change([key], opened_at=utcnow(), payload=payload, **ends)
     latches.release([row])
-    latches.open(latches.above([row]))
+    if latches.open(latches.above([row])).left:
+        announce_look(session, spec)  # this transaction's snapshot may not show that these are ripe
     return True
 
 

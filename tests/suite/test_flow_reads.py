@@ -257,6 +257,21 @@ def test_graphs_have_a_limited_size_and_count_what_is_left_out(flow: Database, m
 
 
 @pytest.mark.one_engine
+def test_a_graph_without_room_shows_what_could_run_before_what_waits(
+    flow: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with flow.begin() as session, session.batch("two") as batch:
+        for name in "ab":
+            batch.add(Page(name=f"after {name}"), after=batch.add(Page(name=name)))
+    flow.committed.complete(flow.committed.claim(Page, Page.name == "b"))
+    flow.committed.advance(Page)
+    for most, shown in ((2, ["available"] * 2), (3, [*["available"] * 2, "waiting"])):
+        monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", most)
+        nodes = flow.committed.graph(Page, "two").nodes
+        assert sorted(state for node in nodes for state in node.states) == shown
+
+
+@pytest.mark.one_engine
 def test_text_in_mermaid_cannot_change_the_graph(flow: Database) -> None:
     flow.committed.enqueue(Note(name="x"), after='"]; click n1 "<b>')
     with flow.begin() as session, session.batch("order") as batch:

@@ -32,6 +32,7 @@ from sqlqueue import (
     claim_of,
 )
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations import latches as latches_module
 from sqlqueue.operations.latches import Latches
 from sqlqueue.sql import utcnow
 from sqlqueue.testing import drain
@@ -173,7 +174,9 @@ def test_batches_without_members_and_with_wrong_ones(flow: Database) -> None:
     for key in ("a/b", "", "x" * 181):
         with pytest.raises(ArgumentError), flow.begin() as session, session.batch(key):
             pass
-    with flow.begin() as session, session.batch("kept") as batch:
+    with pytest.raises(ArgumentError, match="name a model"), flow.begin() as session, session.batch("nothing"):
+        pass
+    with flow.begin() as session, session.batch() as batch:
         session.add(Page(name="plain"))
     assert work(flow) == ["", "plain", "x", "callback"]
 
@@ -704,6 +707,40 @@ def test_members_of_unfinished_batches_are_not_pruned(flow: Database) -> None:
 
 
 @pytest.mark.sync_only
+def test_a_batch_that_a_retry_reopens_meanwhile_is_not_pruned(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    if flow.case.one_writer:
+        pytest.skip("no retry while another transaction writes")
+    for key in ("kept", "pruned"):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page(name=key))
+    work(flow, "kept")
+    parts, todo = latches_module._parts, [lambda: flow.committed.retry(Page)]
+
+    def later_parts(ids: Iterable[str]) -> Iterator[list[str]]:
+        if todo:
+            todo.pop()()
+        return parts(ids)
+
+    monkeypatch.setattr(latches_module, "_parts", later_parts)
+    flow.variant(isolation_level="READ COMMITTED").committed.prune_batches(Page, timedelta(0))
+    assert flow.committed.progress(Page, "pruned") is None
+    assert flow.committed.progress(Page, "kept").unfinished == 1
+
+
+@pytest.mark.sync_only
+def test_one_call_of_advance_opens_all_that_has_ended(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many latches one statement returns."""
+    for number in range(5):
+        with flow.begin() as session, session.batch() as batch:
+            batch.add(Page())
+            batch.then(Note(name=f"{number}"))
+    flow.committed.complete(flow.committed.claim_many(Page, limit=5))
+    monkeypatch.setattr(latches_module, "MOST", 2)
+    assert flow.committed.advance(Page) == 5
+    assert set(ends(flow, Note).values()) == {"available"}
+
+
+@pytest.mark.sync_only
 def test_a_process_that_lacks_a_model_opens_nothing(flow: Database) -> None:
     three_pages(flow, "import")
     flow.execute(update(Latch).values(waiters=["flow_note", "another_table"]))
@@ -1061,6 +1098,15 @@ def test_a_waiter_that_comes_while_an_event_opens_is_not_forgotten(flow: Databas
         flow.committed.open_event(Page, key)
         assert ends(flow, Note)[key] == "available"
     if not flow.case.one_writer:
+        flow.committed.enqueue(Note(name="first"), after="contested")
+        won: list[bool] = []
+        late = threading.Thread(target=lambda: won.append(flow.committed.open_event(Page, "contested", "late")))
+        with flow.begin() as session:
+            assert session.open_event(Page, "contested", "first")
+            late.start()
+            late.join(0.3)
+        late.join()
+        assert (won, flow.committed.event(Page, "contested").payload) == ([False], "first")
         flow.committed.enqueue(Note(name="first"), after="last event")
         opener = threading.Thread(target=flow.committed.open_event, args=(Page, "last event"))
         with flow.begin() as session:

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateColumn
 from sqlqueue import Discard, FlowMixin, LatchMixin, QueueMixin
 from sqlqueue.sql import utcnow
 from sqlqueue.worker import registration
-from tests.suite.test_flows import ends
+from tests.suite.test_flows import ends, later
 from tests.support.flows import Latch, Note, Page, flow
 from tests.support.harness import Database
 from tests.support.workers import LONG, Workers, eventually
@@ -26,7 +26,12 @@ pytestmark = pytest.mark.sync_only
 __all__ = ["flow"]
 
 
-@pytest.mark.parametrize("change", ["cancel", "rescue", "expire", "seal", "another process"])
+def wait_for_two_events(flow: Database) -> None:
+    flow.committed.open_event(Page, "another")
+    flow.committed.enqueue(Note(name="end"), after=["event", "another"])
+
+
+@pytest.mark.parametrize("change", ["cancel", "rescue", "expire", "seal", "nest", "open", "another process"])
 def test_a_worker_looks_when_others_say_so(
     flow: Database, workers: Workers, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,10 +39,15 @@ def test_a_worker_looks_when_others_say_so(
     monkeypatch.setattr("sqlqueue.worker.looking.SWEEP_SHARE", 1)  # the sweeps of a busy machine are slow
     if change == "another process" and flow.case.name != "postgresql":
         pytest.skip("no notifications between processes")
+    if change == "open":
+        if flow.case.one_writer:
+            pytest.skip("a transaction with an older snapshot cannot write")
+        flow.committed.enqueue(Note(name="first"), after="event")
     with flow.begin() as session, session.batch("import", sealed=change != "seal") as batch:
         batch.add(Page, [] if change in ("seal", "expire") else [{"name": "a", "priority": 5}])
         batch.add(Note, [{"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}] if change == "expire" else [])
-        batch.then(Note(name="end"), when="final")
+        if change not in ("nest", "open"):
+            batch.then(Note(name="end"), when="final")
     worker = workers.make(poll=LONG, notify=change == "another process")
     worker.handler(Note, Note.name == "end")(lambda task: None)
     with workers.start(worker):
@@ -46,6 +56,11 @@ def test_a_worker_looks_when_others_say_so(
             flow.committed.seal(Page, "import")
         elif change == "cancel":
             flow.committed.cancel(Page)
+        elif change == "nest":
+            with flow.begin() as session, session.batch(into="import") as empty:
+                empty.then(Note(name="end"))
+        elif change == "open":  # in a snapshot that may not show who waits
+            later(flow, lambda: wait_for_two_events(flow), lambda session: session.open_event(Page, "event"))
         elif change == "expire":
             assert flow.committed.claim(Note, Note.name == "") is None
         elif change == "rescue":
