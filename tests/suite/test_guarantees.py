@@ -180,7 +180,7 @@ def told(statements: list[Any]) -> int:
 @every_way
 @pytest.mark.requires("statements_row")
 def test_statements_and_commits_match_the_documented_table(one_task: Database, way: Way) -> None:
-    database = one_task.variant(isolation_level="SERIALIZABLE" if one_task.case.one_writer else "READ COMMITTED")
+    database = one_task.read_committed
     one_task.insert(Task, [{"id": 2}, {"id": 3}])
     with database.session() as session:  # a connection and a dialect that are already initialized
         way.end(session, way.begin(session))

@@ -7,7 +7,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -23,9 +22,8 @@ from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql import EDGE
 from tests.suite.limited import claim, held, locks_rows, set_limit, visits
 from tests.suite.settlements import ENDINGS, SETTLINGS
-from tests.suite.simultaneous import concurrently
 from tests.suite.test_plans import reading
-from tests.support.harness import Actor, Database
+from tests.support.harness import Database
 from tests.support.models import Base, Slot, SQLSlot, Visit
 from tests.support.rows import PAST, TOMORROW, analyze, contenders, count, end_leases, ids, insert_many, without_waiting
 from tests.support.workers import seen
@@ -89,20 +87,6 @@ def test_no_slot_is_taken_twice_however_often_slots_are_read(db: Database) -> No
     assert len(last.claim_many(Visit, limit=5)) == 2
     for actor in (*others, last):
         actor.rollback()
-
-
-@locks_rows
-def test_many_claimers_of_new_keys_at_once(sync_db: Database) -> None:
-    visits(sync_db, *(str(n % 4) for n in range(100)))
-    all_have_claimed = Barrier(6)
-
-    def claim(actor: Actor) -> list[Any]:
-        found = actor.claim_many(Visit, limit=100)  # and keep the transaction open
-        all_have_claimed.wait(10)
-        return [task.limit_key for task in found]
-
-    found = concurrently(sync_db, *[claim] * 6)
-    assert Counter(key for keys in found for key in keys) == {str(n): 2 for n in range(4)}
 
 
 def test_a_pool_of_one_connection_is_enough_for_a_new_key(db: Database) -> None:
@@ -351,7 +335,7 @@ def test_the_backlog_of_a_full_key_costs_a_claim_nothing(sync_db: Database) -> N
             amounts.append(read.amount)
         return sorted(amounts)[2]
 
-    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    other = sync_db.read_committed
     waiting = {"limit_key": "a", "priority": -1}
     sync_db.insert(Visit, [waiting] * 500)
     sync_db.insert(Visit, [{"limit_key": key} for key in "bcd"] * 30)
@@ -418,16 +402,6 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     db.committed.complete(running[1:])
     set_limit(db, 2)
     assert len(claim(db)) == 1
-
-
-def test_a_lowered_limit_stops_no_other_key(db: Database) -> None:
-    visits(db, *"aabbab")
-    running = claim(db)
-    assert len(running) == 4
-    for key in "ab":
-        set_limit(db, 1, key)
-    db.committed.complete(running[2:])
-    assert [claim.identity for claim in claim(db)] == [(6,)]
 
 
 def test_the_first_limits_by_key(sync_db: Database) -> None:

@@ -131,10 +131,10 @@ def searches(connection: Connection, case: EngineCase) -> Counter[str]:
 
 
 def efforts(
-    db: Database, model: Any, calls: Mapping[str, Call], *, settles: bool = True, **options: Any
+    db: Database, model: Any, calls: Mapping[str, Call], *, settles: bool = True, engine: Database | None = None
 ) -> dict[str, Read]:
     """Return how much each call and each settlement reads; everything is rolled back."""
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
+    other = engine or db.read_committed
     found: dict[str, Read] = {}
     for name, call in calls.items():
         with other.session() as session, reading(session, db.case) as found[name]:
@@ -455,6 +455,11 @@ def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[di
     return [{**row, "task": name, "arguments": {}, "created_at": PAST, **values} for row in made]
 
 
+def with_kept_plans(db: Database) -> Database:
+    setting, driver = db.case.generic_plans
+    return db.variant(isolation_level="READ COMMITTED", on_connect=setting, connect_args=driver)
+
+
 @pytest.mark.parametrize(("others", "prepared"), [(MANY, False), (0, True)], ids=["large table", "kept plan"])
 @pytest.mark.requires("statistics", "searched_sql", "generic_plans")
 def test_large_claims_do_not_scan_the_table(
@@ -471,18 +476,14 @@ def test_large_claims_do_not_scan_the_table(
     }
     stored(sync_db, Task, 0, [*rows(FEW), *[{"status": "scheduled", "available_at": TOMORROW}] * others])
     counted(Task)
-    setting, driver = sync_db.case.generic_plans
-    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
-    found = efforts(sync_db, Task, calls, **options)
+    found = efforts(sync_db, Task, calls, engine=with_kept_plans(sync_db) if prepared else None)
     assert {name for name in calls if Task.__tablename__ in found[name].searched} == set()
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])
 @pytest.mark.requires("searched_sql", "generic_plans")
 def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:
-    setting, driver = crowded.case.generic_plans
-    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
-    found = efforts(crowded, Task, {}, **options)
+    found = efforts(crowded, Task, {}, engine=with_kept_plans(crowded) if prepared else None)
     others = {str(index.name) for index in Task.__table__.indexes}
     assert {name for name, read in found.items() if not others.isdisjoint(read.searched)} == set()
 

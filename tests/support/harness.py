@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -191,6 +191,14 @@ class Database:
         self._variants.append(variant)
         return variant
 
+    @cached_property
+    def read_committed(self) -> Database:
+        """The same server through an engine at READ COMMITTED, or SERIALIZABLE with one writer, for counts of what a
+        call reads. It is kept, so that each statement is compiled once."""
+        level = "SERIALIZABLE" if self.case.one_writer else "READ COMMITTED"
+        options: dict[str, Any] = {"isolation_level": level, "query_cache_size": 5_000}
+        return Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
+
     def execute(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Execute the statement without a session, and commit."""
         with self.engine.begin() as connection:
@@ -210,11 +218,15 @@ class Database:
     def end_test(self) -> None:
         while self._actors:
             self._actors.pop().close()
+        if "read_committed" in self.__dict__:
+            self.read_committed.end_test()
         while self._variants:
             self._variants.pop().dispose()
 
     def dispose(self) -> None:
         self.end_test()
+        if "read_committed" in self.__dict__:
+            self.read_committed.dispose()
         if isinstance(self.bind, AsyncEngine):
             self._loop.run(self.bind.dispose())
         else:
