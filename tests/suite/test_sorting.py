@@ -24,7 +24,6 @@ KEYS: dict[Any, Any] = {
     Parcel: lambda n: {"id": uuid.uuid5(uuid.NAMESPACE_URL, str(n))},
     Seat: lambda n: {"line": "abc"[n % 3], "number": n},
 }
-LIMIT = 4
 
 
 def stored(db: Database, model: Any) -> int:
@@ -47,9 +46,9 @@ def stored(db: Database, model: Any) -> int:
     return len(rows)
 
 
-def there_and_back(session: Actor, model: Any, *where: Any, **options: Any) -> list[Any]:
+def there_and_back(session: Actor, model: Any, *where: Any, limit: int = 4, **options: Any) -> list[Any]:
     """Return the tasks of all pages, having seen that each leads back to the one before it."""
-    look = partial(session.run, page, model, *where, limit=LIMIT, **options)
+    look = partial(session.run, page, model, *where, limit=limit, **options)
     seen: list[Page[Any]] = [look()]
     while seen[-1].next is not None:
         seen.append(look(after=seen[-1].next))
@@ -77,7 +76,7 @@ def test_every_task_is_on_one_page_in_each_order(sync_db: Database, model: Any) 
         for sorting in Sorting:
             for descending in (False, True):
                 order = sorting.order(spec, descending=descending)
-                tasks = there_and_back(session, model, order=order)
+                tasks = there_and_back(session, model, order=order, limit=7)
                 assert len({spec.identity_of(task) for task in tasks}) == len(tasks) == number
                 values = [places(task, sorting) for task in tasks]
                 assert values == sorted(values, reverse=descending), (sorting, descending)

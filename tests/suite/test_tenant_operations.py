@@ -117,15 +117,21 @@ def attempt(tenant: int) -> dict[str, Any]:
     return {"queue": Deed.__tablename__, "task": str(key(tenant, DEAD)), "attempt": 1, "finished_at": PAST, **told}
 
 
-_CREATED: set[URL] = set()
-"""The databases that have the tables."""
+_FILLED: dict[URL, list[Any]] = {}
+"""The databases that have the tables, and what is not ours in them. All tests roll back what they do."""
 
 
 @pytest.fixture
-def filled(db: Database) -> Iterator[Database]:
-    if db.url not in _CREATED:
+def filled(db: Database) -> Database:
+    if db.url not in _FILLED:
         tables.make(db.engine, Base.metadata)
-        _CREATED.add(db.url)
+        fill(db)
+        with db.begin() as actor:
+            _FILLED[db.url] = others(actor)
+    return db
+
+
+def fill(db: Database) -> None:
     for tenant in (OTHER, MINE):
         for row in deeds(tenant):
             db.insert(Deed, [row])
@@ -147,8 +153,6 @@ def filled(db: Database) -> Iterator[Database]:
     }
     db.insert(Crew, [{"id": "w", **worker}])
     db.committed.set_limit(Deed, f"{OTHER}:limit", 3)
-    yield db
-    tables.empty(db.engine, db.case, Base.metadata)
 
 
 # -- what each operation does ------------------------------------------------------------------------------------------
@@ -415,8 +419,8 @@ def by_policy(db: Database, *, listens: bool = True) -> Iterator[Actor]:
             connection.exec_driver_sql(f"DROP ROLE {role}")
 
 
-def others(db: Database) -> list[Any]:
-    """Return all that is not ours: tasks, attempts, slots, pauses and workers."""
+def others(actor: Actor) -> list[Any]:
+    """Return all that is not ours: tasks, attempts, slots, pauses and workers, as this transaction leaves them."""
     theirs = {
         Deed: Deed.tenant == OTHER,
         Errand: Errand.tenant == OTHER,
@@ -424,11 +428,10 @@ def others(db: Database) -> list[Any]:
         Bay: Bay.slot_key.like(f"{OTHER}%"),
     }
     found = []
-    with db.engine.connect() as connection:
-        for model in (Deed, Errand, Past, Bay, Stop, Crew):
-            table = model.__table__
-            wanted = [theirs[model]] if model in theirs else []
-            found += connection.execute(select(table).where(*wanted).order_by(*table.primary_key)).all()
+    for model in (Deed, Errand, Past, Bay, Stop, Crew):
+        table = model.__table__
+        wanted = [theirs[model]] if model in theirs else []
+        found += actor.connection().execute(select(table).where(*wanted).order_by(*table.primary_key)).all()
     return found
 
 
@@ -439,15 +442,19 @@ def shown(result: Any) -> str:
 
 
 def check(db: Database, scoped: Any, name: str) -> None:
-    before = others(db)
     with scoped(db) as actor:
         result = OPERATIONS[name](actor)
         told = shown(list(result) if isinstance(result, (list, tuple)) else result)
+        actor.flush()
+        if scoped is by_policy:
+            actor.connection().exec_driver_sql("RESET ROLE")
+        left = others(actor)
+        actor.rollback()
     assert f"secret of {OTHER}" not in told
     assert f"{OTHER}:" not in told
     if result is not None and name not in ("why",):
         assert f"secret of {MINE}" in told, "it works for our own"
-    assert others(db) == before
+    assert left == _FILLED[db.url]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
