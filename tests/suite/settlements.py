@@ -61,4 +61,3 @@ VARIANTS = [
     Settling("heartbeat", (SOON,), {}, after=SOON),
 ]
 every_call = pytest.mark.parametrize("call", SETTLINGS)
-every_ending = pytest.mark.parametrize("call", ENDINGS)

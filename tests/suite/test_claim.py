@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import desc, inspect, or_, text, update
+from sqlalchemy import desc, inspect, or_
 from sqlalchemy.orm import joinedload, selectinload
 
 from sqlqueue import ArgumentError, IllegalTransitionError
@@ -34,7 +35,6 @@ def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> lis
     return in_order(db.committed.claim_many(Task, *where, limit=limit, **arguments))
 
 
-@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize(
     ("arguments", "claimer", "lease"),
     [
@@ -82,26 +82,6 @@ def test_an_instance_loaded_before_shows_the_claim(db: Database) -> None:
         assert (before.__dict__["status"], before.__dict__["attempt"]) == ("running", 1)
 
 
-def test_a_claim_of_an_empty_queue_returns_none(db: Database) -> None:
-    with db.begin() as session:
-        assert session.claim(Task) is None
-        assert list(session.claim_many(Task, limit=5)) == []
-
-
-def test_a_plain_insert_by_another_program_enqueues(db: Database) -> None:
-    db.execute(text("INSERT INTO task (name, number) VALUES ('from outside', 0)"))
-    with db.begin() as session:
-        task = session.claim(Task)
-        assert (task.name, task.priority, task.attempt, task.max_attempts) == ("from outside", 0, 1, 3)
-
-
-def test_pending_instances_can_be_claimed(db: Database) -> None:
-    with db.begin() as session:
-        session.add(Task(name="pending"))
-        assert session.claim(Task).name == "pending"
-
-
-@pytest.mark.asyncio_everywhere
 def test_which_rows_are_claimed(db: Database) -> None:
     due = {"available_at": PAST, "attempt": 1}
     claimable = [
@@ -124,15 +104,6 @@ def test_which_rows_are_claimed(db: Database) -> None:
     assert [(task.status, task.attempt) for task in tasks[5:]] == [(row["status"], row["attempt"]) for row in others]
 
 
-def test_a_claim_returns_at_most_limit_tasks(db: Database) -> None:
-    db.insert(Task, [{"id": n} for n in range(1, 6)])
-    db.insert(Task, [{"id": n, "status": "scheduled", "available_at": PAST} for n in range(6, 9)])
-    assert len(claimed(db, limit=2)) == 2
-    assert len(claimed(db, limit=4)) == 4
-    assert len(claimed(db, limit=99)) == 2
-
-
-@pytest.mark.asyncio_everywhere
 @pytest.mark.parametrize("lease", ["default", None])
 def test_nothing_is_claimed_twice(db: Database, lease: Any) -> None:
     # SKIP LOCKED skips only rows that other transactions have locked
@@ -181,32 +152,22 @@ def test_criteria_on_relationships(db: Database) -> None:
         assert session.claim(Mail, Mail.attachments.any(name="y")).id == 1
 
 
-def test_a_claim_of_a_topic(db: Database) -> None:
-    for values in ({}, {"topic": "b"}, {"topic": "c", "status": "scheduled", "available_at": PAST}):
-        db.insert(Mail, [values])
-    with db.begin() as session:
-        assert session.claim(Mail, Mail.topic == "b").topic == "b"
-        assert session.claim(Mail, Mail.topic == "c").attempt == 1
-        assert session.claim(Mail, Mail.topic == "b") is None
-        assert session.claim(Mail).topic == "default"
-
-
-@pytest.mark.parametrize("status", ["running", "available", "completed"])
 @pytest.mark.parametrize("load", [selectinload, joinedload])
-def test_loader_options(db: Database, load: Any, status: str) -> None:
+def test_loader_options(db: Database, load: Any) -> None:
     """Of a claim, of one that only locks, and of `consume_many`."""
     _mails(db)
-    with db.begin() as session:
-        options: dict[str, Any] = {"limit": 2, "options": [load(Mail.attachments), load(Mail.account)]}
-        if status == "completed":
-            mails = session.consume_many(Mail, **options)
-        else:
-            mails = session.claim_many(Mail, lease="default" if status == "running" else None, **options)
-        assert [len(mail.__dict__["attachments"]) for mail in mails] == [2, 2]
-        assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
-        assert [mail.__dict__["status"] for mail in mails] == [status] * 2
-        if status != "completed":
-            session.complete(mails)
+    options: dict[str, Any] = {"limit": 2, "options": [load(Mail.attachments), load(Mail.account)]}
+    with db.session() as session:
+        for status, claim in (
+            ("running", session.claim_many),
+            ("available", partial(session.claim_many, lease=None)),
+            ("completed", session.consume_many),
+        ):
+            mails = claim(Mail, **options)
+            assert [len(mail.__dict__["attachments"]) for mail in mails] == [2, 2]
+            assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
+            assert [mail.__dict__["status"] for mail in mails] == [status] * 2
+            session.rollback()
 
 
 # -- the state of claims in instances and sessions --------------------------------------------------------------------
@@ -296,12 +257,6 @@ def test_claims_follow_the_order(db: Database, order: str, lease: Any) -> None:
     assert [inspect(task).identity for task in rest] == expected[21:]
 
 
-def test_a_priority_that_is_changed_while_it_waits(db: Database) -> None:
-    db.insert(Task, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
-    db.committed.execute(update(Task).where(Task.id == 3).values(priority=-1))
-    assert [task.id for task in db.committed.claim_many(Task, limit=3)] == [3, 1, 2]
-
-
 @pytest.mark.parametrize("conditions", [("ready",), DUE], ids=["ready", "due"])
 def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ...]) -> None:
     given = [
@@ -327,7 +282,6 @@ def test_a_criterion_keeps_the_order(db: Database, condition: str) -> None:
 # -- consume() --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio_everywhere
 def test_a_consumed_task_is_completed(db: Database) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST}])
     with db.begin() as session:
@@ -357,17 +311,6 @@ def test_a_task_deleted_on_completion_is_returned_detached(db: Database) -> None
         assert all(inspect(task).detached for task in tasks)
         assert session.get(Spool, 1) is None
     assert [task.id for task in load_all(db, Spool)] == [3]
-
-
-@pytest.mark.asyncio_everywhere
-def test_a_rollback_undoes_a_consume(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    db.insert(Spool, [{"id": 1}])
-    session = db.session()
-    assert session.consume(Task)
-    assert session.consume(Spool)
-    session.rollback()
-    assert [(task.status, task.attempt) for task in load_all(db, Task) + load_all(db, Spool)] == [("available", 0)] * 2
 
 
 def test_consume_with_renamed_columns_and_inheritance(db: Database) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from sqlqueue import claim_of
 from sqlqueue._support.errors import WorkerTokens
@@ -18,7 +18,7 @@ from sqlqueue.operations.upkeep import Crash, Started, recover
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.jobs import Outcome, write_outcomes
 from tests.suite import children
-from tests.suite.settlements import SETTLINGS, every_ending
+from tests.suite.settlements import ENDINGS, SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger, Listing, Report, Task
 from tests.support.polling import next_due
@@ -59,21 +59,6 @@ def crash(db: Database) -> Task:
     task: Task = db.committed.claim(Task)
     end_leases(db)
     return task
-
-
-def test_a_row_that_crashes_every_claimer_is_given_up(db: Database) -> None:
-    db.insert(Task, rows(1, max_attempts=3))
-    attempts = [crash(db).attempt for _ in range(3)]
-    assert attempts == [1, 2, 3]
-    assert db.committed.claim(Task) is None
-    with db.begin() as actor:
-        assert actor.rescue(Task) == 1
-        assert actor.rescue(Task) == 0
-        (task,) = actor.scalars(select(Task))
-    assert task.status == "discarded"
-    assert PAST < task.finished_at == task.available_at
-    assert "crashed in every attempt" in task.error
-    assert db.committed.claim(Task) is None
 
 
 def test_rescue_leaves_tasks_that_may_still_finish(db: Database) -> None:
@@ -160,18 +145,19 @@ def test_a_suspect_in_lock_mode_keeps_its_attempt(db: Database) -> None:
     assert row(db, task)["attempt"] == 3
 
 
-@every_ending
-def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, call: str) -> None:
-    db.insert(Task, rows(1))
-    claimed_by_worker(db)
-    with db.begin() as actor:
-        task = actor.claim(Task)
-        assert task.crashes == 1
-        SETTLINGS[call](actor, task)
-    left = 1 if call == "discard" else 0  # the dead letter's error mentions it
-    assert row(db, task)["crashes"] == left
-    db.committed.retry(Task)
-    assert row(db, task)["crashes"] == 0
+def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database) -> None:
+    for call in ENDINGS:
+        db.execute(delete(Task))
+        db.insert(Task, rows(1))
+        claimed_by_worker(db)
+        with db.begin() as actor:
+            task = actor.claim(Task)
+            assert task.crashes == 1
+            SETTLINGS[call](actor, task)
+        left = 1 if call == "discard" else 0  # the dead letter's error mentions it
+        assert row(db, task)["crashes"] == left, call
+        db.committed.retry(Task)
+        assert row(db, task)["crashes"] == 0, call
 
 
 def test_another_run_is_not_a_suspect(db: Database) -> None:

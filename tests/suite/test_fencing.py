@@ -11,14 +11,12 @@ from sqlalchemy import delete, select
 
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
-from tests.suite.settlements import SETTLINGS, VARIANTS, Settling, every_call
+from tests.suite.settlements import SETTLINGS, VARIANTS, Settling
 from tests.support.harness import Actor, Database
-from tests.support.models import Ledger, Spool, Task
+from tests.support.models import Ledger, Task
 from tests.support.processes import Processes
-from tests.support.rows import PAST, count, end_leases, load, load_all, row, rows
+from tests.support.rows import PAST, end_leases, load_all, row, rows
 from tests.support.workers import seen
-
-pytestmark = pytest.mark.asyncio_everywhere
 
 
 def claimed(db: Database) -> tuple[Actor, Task]:
@@ -92,10 +90,6 @@ def test_a_claim_taken_over_by_its_value_or_another_state_of_its_instance(
     assert_lost_in_each_way(db, "taken over", passed)
 
 
-def test_a_lost_claim_by_its_value(db: Database) -> None:
-    assert_lost_in_each_way(db, "completed", pickled)
-
-
 def assert_lost_in_each_way(db: Database, loss: str, passed: Callable[[Actor, Task], Any]) -> None:
     """Try to settle a task in each way, with the session that has lost its claim if the instance is still in it."""
     elsewhere = passed in (of_a_closed_session, pickled)
@@ -107,16 +101,6 @@ def assert_lost_in_each_way(db: Database, loss: str, passed: Callable[[Actor, Ta
         assert_lost(db, db.session() if elsewhere else actor, settling, passed(actor, task))
 
 
-def test_a_lost_claim_by_its_value_in_another_process(sync_db: Database, processes: Processes) -> None:
-    _, task = claimed(sync_db)
-    end_leases(sync_db)
-    before = row(sync_db, sync_db.committed.claim(Task, claimed_by="second"))
-    outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLINGS)).result()
-    assert outcome == dict.fromkeys(SETTLINGS, f"lost Task {(task.id,)} 1")
-    assert row(sync_db, task) == before
-    assert count(sync_db, Ledger) == 0
-
-
 def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
     outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), ["heartbeat", "complete", "fail"]).result()
@@ -124,32 +108,22 @@ def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Databas
     assert row(sync_db, task)["status"] == "completed"
 
 
-@every_call
-def test_lost_claims_among_many_refuse_them_all(db: Database, call: str) -> None:
-    db.insert(Task, rows(4))
-    tasks = db.committed.claim_many(Task, limit=4)
-    db.committed.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
-    before = everything(db)
-    actor = db.session()
-    for given in (tasks, [claim_of(task) for task in tasks]):
-        with pytest.raises(ClaimLostError, match="and 1 more") as caught:
-            SETTLINGS[call](actor, given)
-        actor.rollback()
-        assert {*caught.value.claims} == {claim_of(tasks[1]), claim_of(tasks[2])}
-        assert everything(db) == before
-    SETTLINGS[call](actor, [tasks[0], claim_of(tasks[3])])
-    actor.commit()
-    assert everything(db) != before
-
-
-def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
-    db.insert(Spool, rows(1))
-    task = db.committed.claim(Spool)
-    end_leases(db, Spool)
-    assert db.committed.claim(Spool) is not None
-    with db.session() as actor, pytest.raises(ClaimLostError):
-        actor.complete(claim_of(task))
-    assert count(db, Spool) == 1
+def test_lost_claims_among_many_refuse_them_all(db: Database) -> None:
+    for settling in SETTLINGS.values():
+        db.insert(Task, rows(4))
+        tasks = db.committed.claim_many(Task, limit=4)
+        db.committed.cancel(Task, Task.id.in_([tasks[1].id, tasks[2].id]))
+        before = everything(db)
+        actor = db.session()
+        for given in (tasks, [claim_of(task) for task in tasks]):
+            with pytest.raises(ClaimLostError, match="and 1 more") as caught:
+                settling(actor, given)
+            actor.rollback()
+            assert {*caught.value.claims} == {claim_of(tasks[1]), claim_of(tasks[2])}
+            assert everything(db) == before
+        settling(actor, [tasks[0], claim_of(tasks[3])])
+        actor.commit()
+        assert everything(db) != before
 
 
 def test_an_ended_lease_that_was_not_taken_over_still_holds(db: Database) -> None:
@@ -185,14 +159,6 @@ def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database) -> None:
         assert statements == []
 
 
-def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
-    db.insert(Task, [{"id": 7}])
-    held = claim_of(db.committed.claim(Task))
-    assert held == Claim(Task, (7,), 1, load(db, Task, 7).claim_token)
-    db.committed.complete(pickle.loads(pickle.dumps(held)))
-    assert load(db, Task, 7).status == "completed"
-
-
 def test_a_claim_outlives_its_instance(db: Database) -> None:
     """The session holds its instances by weak references."""
     db.insert(Task, [{"id": 1}, {"id": 2}])
@@ -200,18 +166,3 @@ def test_a_claim_outlives_its_instance(db: Database) -> None:
         session.complete(claim_of(session.claim(Task)))
         session.complete(claim_of(session.claim(Task, lease=None)))
     assert [(task.status, task.attempt) for task in load_all(db, Task)] == [("completed", 1)] * 2
-
-
-def test_business_writes_commit_with_the_completion(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    before = everything(db)
-    for commits in (False, True):
-        with db.session() as session:
-            task = session.claim(Task)
-            session.add_all([Ledger(task_id=task.id), Task(id=2, name="the next")])
-            session.complete(task)
-            if not commits:
-                session.rollback()
-                assert everything(db) == before
-            session.commit()
-    assert (len(everything(db)), load(db, Task, 1).status) == (3, "completed")

@@ -9,7 +9,7 @@ from sqlalchemy import delete
 
 from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
 from sqlqueue.model.declaration import COLUMNS
-from tests.suite.settlements import VARIANTS, Settling
+from tests.suite.settlements import VARIANTS
 from tests.support.harness import Database
 from tests.support.models import Ledger, Seat, Spool, Task
 from tests.support.rows import PAST, count, load, load_all
@@ -33,26 +33,19 @@ CRASHED = {"status": "running", "claimed_at": PAST, "claimed_by": "crashed"}
 
 
 @pytest.mark.parametrize("state", [{}, CRASHED], ids=["ready", "crashed"])
-@pytest.mark.parametrize("settling", [each for each in VARIANTS if each.name != "heartbeat"], ids=str)
-def test_lock_only_claims_are_settled_like_leased_ones(db: Database, settling: Settling, state: dict[str, Any]) -> None:
+def test_lock_only_claims_are_settled_like_leased_ones(db: Database, state: dict[str, Any]) -> None:
     """But the row shows the claimer of a task that is handed back, too."""
-    db.insert(Task, [{"id": 1, "available_at": PAST, **state}])
-    before = columns(load(db, Task, 1))
-    with db.begin() as session:
-        settling(session, session.claim(Task, lease=None, claimed_by="me"))
-    after = columns(load(db, Task, 1))
-    moment = after.pop("available_at")
-    assert abs(moment - after.pop("claimed_at") - settling.after) <= db.case.time_resolution
-    assert after.pop("finished_at") == (moment if settling.final else None)
-    expected = before | settling.changes | {"attempt": 1, "claimed_by": "me"}
-    assert after == {role: expected[role] for role in after}
-
-
-def test_the_last_failure_discards(db: Database) -> None:
-    db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "available_at": PAST}])
-    with db.begin() as session:
-        session.fail(session.claim(Task, lease=None), "third")
-    assert (load(db, Task, 1).status, load(db, Task, 1).attempt) == ("discarded", 3)
+    for number, settling in enumerate((each for each in VARIANTS if each.name != "heartbeat"), start=1):
+        db.insert(Task, [{"id": number, "available_at": PAST, **state}])
+        before = columns(load(db, Task, number))
+        with db.begin() as session:
+            settling(session, session.claim(Task, Task.id == number, lease=None, claimed_by="me"))
+        after = columns(load(db, Task, number))
+        moment = after.pop("available_at")
+        assert abs(moment - after.pop("claimed_at") - settling.after) <= db.case.time_resolution, settling
+        assert after.pop("finished_at") == (moment if settling.final else None), settling
+        expected = before | settling.changes | {"attempt": 1, "claimed_by": "me"}
+        assert after == {role: expected[role] for role in after}, settling
 
 
 def test_delete_on_complete(db: Database) -> None:
