@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -61,11 +60,6 @@ ENDLESS, HOURLY = timedelta.max, Every(timedelta(hours=1))
 SURROGATE, NUL = "a\udc80", "a\0b"
 NO_TEXTS = (SURROGATE, NUL, 7)
 """What no engine can store in a column of text."""
-
-
-def ascii_id(value: object) -> str:
-    """Return test ids without memory addresses, which differ between the processes of a run."""
-    return re.sub(r" at 0x\w+", "", ascii(value))[:60]
 
 
 class Recorded(QueueSession):

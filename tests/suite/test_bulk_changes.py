@@ -11,9 +11,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import ClaimLostError, Status
+from sqlqueue import Status
 from tests.support.harness import Database
-from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Seat, Task
+from tests.support.models import CreditNote, Document, Invoice, Notice, Order, Reminder, Seat, Task
 from tests.support.rows import FUTURE, PAST, clock, load_all
 
 WAITING = ("available", "scheduled", "retryable", "running")
@@ -70,19 +70,6 @@ def test_unfinished_tasks_are_ended(db: Database, call: str) -> None:
             assert PAST < task.finished_at == task.available_at < FUTURE
 
 
-@pytest.mark.parametrize("call", ENDINGS)
-def test_ending_selected_tasks_ends_their_claims(db: Database, call: str) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
-    worker = db.session()
-    tasks = worker.claim_many(Task, limit=2)
-    worker.commit()
-    with db.begin() as session:
-        assert ENDINGS[call][0](session, Task.id != 2) == 2
-    worker.complete(tasks[1])
-    with pytest.raises(ClaimLostError):
-        worker.complete(tasks[0])
-
-
 def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
     db.insert(Document, [{"id": "a"}])
     db.committed.claim(Document)
@@ -101,18 +88,6 @@ def test_prune(db: Database) -> None:
         assert session.prune(Task, timedelta(days=4)) == 0
         assert session.prune(Task, older_than=timedelta(days=2)) == 3
     assert [task.id for task in load_all(db, Task)] == [10, 11, 12, 13, 20]
-
-
-def test_stats(db: Database) -> None:
-    one_of_each(db)
-    db.insert(Task, [{"id": 100, "number": 1}])
-    with db.begin() as session:
-        stats, some, none = session.stats(Task), session.stats(Task, Task.number == 1), session.stats(Letter)
-    # a task available in the future counts as scheduled
-    assert stats.counts == {status: 1 + (status == "scheduled") for status in Status}
-    assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (9, 6, 2, 1)
-    assert (some.total, some["available"]) == (1, 1)
-    assert none.counts == dict.fromkeys(Status, 0)
 
 
 def test_errors(db: Database) -> None:

@@ -77,22 +77,6 @@ def test_many_keys_are_enqueued_at_once(sync_db: Database, how: str) -> None:
     assert len(set(versions)) == 1, "each statement is one: the rows are all of the first, or all of the last"
 
 
-@pytest.mark.parametrize(("how", "status"), [("rerun", "available"), ("replace", "completed"), ("ignore", "completed")])
-def test_writes_during_a_run_take_effect_after_it(db: Database, how: str, status: str) -> None:
-    db.insert(Document, rows(1, id="a", version=0))
-    actor = db.session()
-    task = actor.claim(Document)
-    actor.commit()
-    outcome = race(db, lambda other, n: other.enqueue(Document(id="a", version=n), on_conflict=how))
-    assert outcome == [None] * THREADS
-    running = document(db)
-    assert (running.status, running.attempt) == ("running", 1)
-    assert (running.version == 0) is (how == "ignore")
-    actor.complete(task)
-    actor.commit()
-    assert document(db).status == status
-
-
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
 def test_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None:
     """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""

@@ -5,30 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import DuplicateTaskError
 from tests.support.harness import Database
-from tests.support.models import Document, Letter, Order, Seat, Spool
+from tests.support.models import Document, Letter, Order, Seat
 from tests.support.rows import FUTURE, PAST, clock, load, load_all
 
 FINAL = ["completed", "cancelled", "discarded"]
 
 
-@pytest.mark.asyncio_everywhere
-@pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
-def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
-    db.insert(Document, [{"id": "a"}])
-    session = db.session()
-    with pytest.raises(DuplicateTaskError, match=r"^Document with id 'a' exists: .*on_conflict") as duplicate:
-        session.enqueue(Document, [{"id": "a"}]) if as_rows else session.enqueue(Document(id="a"))
-    assert (duplicate.value.model, duplicate.value.keys) == (Document, ({"id": "a"},))
-    assert isinstance(duplicate.value.__cause__, IntegrityError)
-    session.rollback()
-    db.committed.enqueue(Document(id="b"))
-
-
-@pytest.mark.asyncio_everywhere
 def test_other_violations_are_not_duplicates(db: Database) -> None:
     with pytest.raises(DBAPIError):
         db.session().enqueue(Letter, [{"recipient": None}])
@@ -65,8 +50,7 @@ def test_a_task_that_does_not_run_is_available_with_the_new_values(db: Database,
         assert (document.version, document.status, document.attempt) == (2, "available", 5)
         assert document.finished_at is None
         assert started <= document.available_at <= clock(db)
-    with db.begin() as session:
-        assert session.claim(Document).attempt == 6
+    assert db.committed.claim(Document).attempt == 6
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
@@ -77,12 +61,6 @@ def test_the_values_of_the_row_are_stored(db: Database, on_conflict: Any) -> Non
     later, other = load_all(db, Document)
     assert (later.status, later.available_at) == ("scheduled", FUTURE)
     assert (other.priority, other.max_attempts - other.attempt) == (7, 1)
-
-
-def test_several_keys_of_which_some_exist(db: Database) -> None:
-    db.insert(Document, [{"id": "a", "version": 1}, {"id": "c", "version": 1}])
-    db.committed.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")
-    assert [(document.id, document.version) for document in load_all(db, Document)] == [(key, 2) for key in "abcd"]
 
 
 def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
@@ -118,14 +96,3 @@ def test_rerun_survives_a_crash(db: Database) -> None:
     with db.begin() as session:
         session.complete(session.claim(Document))
     assert load(db, Document, "a").status == "completed"
-
-
-def test_rerun_of_a_task_that_is_deleted_on_completion(db: Database) -> None:
-    first = _running(db, Spool, 1, "rerun", text="again")
-    db.insert(Spool, [{"id": 2}])
-    with db.begin() as session:
-        session.complete([first, session.claim(Spool)])
-    assert [(task.id, task.status, task.text) for task in load_all(db, Spool)] == [(1, "available", "again")]
-    with db.begin() as session:
-        session.complete(session.claim(Spool))
-    assert load_all(db, Spool) == []

@@ -8,22 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Identity, Integer, String, inspect
+from sqlalchemy import ForeignKey, Identity, Integer, String, inspect
 from sqlalchemy.orm import (
     Mapped,
-    MappedAsDataclass,
     Session,
     column_property,
-    declarative_base,
     deferred,
     joinedload,
     mapped_column,
-    registry,
     relationship,
     selectinload,
 )
 
-from sqlqueue import QueueMixin, QueueOptions, TopicMixin, claim_of
+from sqlqueue import QueueMixin, claim_of
 from tests.support.harness import Database
 from tests.support.models import (
     Base,
@@ -41,9 +38,6 @@ from tests.support.models import (
 )
 
 pytestmark = pytest.mark.sync_only
-
-METADATA = Base.metadata
-"""Its tables exist on every engine."""
 
 
 class Folder(Base):
@@ -85,22 +79,6 @@ class Computed(QueueMixin, Base):
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
-class Queued(QueueMixin, Base):
-    __abstract__ = True
-    __queue__ = QueueOptions(max_attempts=2, lease=timedelta(seconds=7))
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Export(Queued):
-    __tablename__ = "export"
-
-
-class Import(Queued):
-    __tablename__ = "import"
-    __queue__ = QueueOptions(max_attempts=9)
-
-
 class Quoted(QueueMixin, Base):
     """A model with names that need quotes, and attributes whose names differ from their columns."""
 
@@ -108,41 +86,6 @@ class Quoted(QueueMixin, Base):
 
     key: Mapped[int] = mapped_column("select", Identity(), primary_key=True)
     group: Mapped[str] = mapped_column("Group by", String(20), default="")
-
-
-class Divided(TopicMixin):
-    """A mixin that combines mixins."""
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Parcelled(Divided, Base):
-    __tablename__ = "parcelled"
-
-
-_registry = registry(metadata=METADATA)
-
-
-@_registry.mapped
-class Decorated(QueueMixin):
-    __tablename__ = "decorated"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-
-class Classic(QueueMixin, declarative_base(metadata=METADATA)):  # type: ignore[misc]
-    __tablename__ = "classic"
-
-    id = Column(Integer, Identity(), primary_key=True)
-
-
-class Dated(MappedAsDataclass, QueueMixin, Base):
-    """A dataclass model on a base whose models are not dataclasses."""
-
-    __tablename__ = "dated"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True, init=False)
-    name: Mapped[str] = mapped_column(String(20), default="x", kw_only=True)
 
 
 MODELS: list[tuple[type[Any], Callable[[int], dict[str, Any]]]] = [
@@ -160,11 +103,6 @@ MODELS: list[tuple[type[Any], Callable[[int], dict[str, Any]]]] = [
     (Scan, lambda n: {"id": n, "folder": Folder(name="a"), "pages": [Page(), Page()]}),
     (Quoted, lambda n: {"key": n, "group": "g"}),
     (Computed, lambda n: {"id": n}),
-    (Export, lambda n: {"id": n}),
-    (Parcelled, lambda n: {"id": n}),
-    (Decorated, lambda n: {"id": n}),
-    (Classic, lambda n: {"id": n}),
-    (Dated, lambda n: {"name": str(n)}),
 ]
 models = pytest.mark.parametrize(("model", "values"), MODELS, ids=[model.__name__ for model, _ in MODELS])
 
@@ -276,11 +214,3 @@ def test_only_the_mapper_sets_a_version(db: Database) -> None:
     with Session(db.engine) as session:
         stored = session.get_one(Computed, 1)
         assert (stored.version, stored.body, stored.status) == (2, "new", "completed")
-
-
-@pytest.mark.one_engine
-def test_the_options_of_an_abstract_base(sync_db: Database) -> None:
-    sync_db.committed.add_all([Export(id=1), Import(id=1)])
-    tasks = [sync_db.committed.claim(model) for model in (Export, Import)]
-    assert [task.max_attempts for task in tasks] == [2, 9]
-    assert [round((task.available_at - task.claimed_at).total_seconds(), 2) for task in tasks] == [7, 300]

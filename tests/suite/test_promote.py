@@ -121,22 +121,3 @@ def test_the_crashed_attempt_is_recorded(db: Database) -> None:
         (attempt,) = actor.history(task)
         assert outcomes([attempt]) == [(1, "crashed", "crashed: its lease expired without a settlement")]
         assert (attempt.claimed_by, attempt.started_at is not None) == ("gone", True)
-
-
-def test_a_loop_without_a_worker_reaches_them(db: Database) -> None:
-    """The loop finds available tasks all the time, so its claims alone never take a due one."""
-    db.insert(Task, rows(3, "scheduled", "retryable", "expired", priority=-1, name="urgent"))
-    seen: list[str] = []
-
-    def claim(times: int) -> None:
-        for _ in range(times):
-            db.committed.add(Task())
-            task = db.committed.claim(Task)
-            seen.append(task.name)
-            db.committed.complete(task)
-
-    claim(5)
-    assert "urgent" not in seen
-    assert db.committed.promote(Task) == 3
-    claim(3)
-    assert seen[-3:] == ["urgent"] * 3

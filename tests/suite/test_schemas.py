@@ -188,6 +188,10 @@ WHERES = [
 @pytest.mark.parametrize("where", WHERES)
 def test_every_operation(db: Database, tables: dict[str, Any], where: str) -> None:
     every_operation(lambda: session_of(db, tables, where))
+    if db.case.copies:
+        with session_of(db, tables, where) as actor:
+            actor.enqueue(Parking, [{"priority": 1}], copy=True)
+            assert actor.stats(Parking).total == 1
 
 
 def every_operation(begin: Callable[[], AbstractContextManager[Actor]]) -> None:
@@ -228,15 +232,6 @@ def every_operation(begin: Callable[[], AbstractContextManager[Actor]]) -> None:
         assert actor.timeline(Guest)
         assert actor.errors(Guest) == []
         assert actor.find(Guest) == []
-
-
-@pytest.mark.asyncio_everywhere
-@pytest.mark.requires("copies")
-@pytest.mark.parametrize("where", WHERES)
-def test_copies(db: Database, tables: dict[str, Any], where: str) -> None:
-    with session_of(db, tables, where) as actor:
-        actor.enqueue(Parking, [{"priority": 1}], copy=True)
-        assert actor.stats(Parking).total == 1
 
 
 def test_the_schema_is_looked_at_where_it_is(sync_db: Database) -> None:

@@ -74,9 +74,8 @@ def tenants(tasks: Any) -> list[int]:
     return sorted(task.tenant for task in tasks)
 
 
-@pytest.mark.parametrize("model", [Tenanted, Subtenanted])
+@pytest.mark.parametrize(("model", "condition"), [(Tenanted, "ready"), (Subtenanted, "expired")])
 @pytest.mark.parametrize("lease", ["default", None])
-@pytest.mark.parametrize("condition", ["ready", "expired"])
 def test_a_tenant_claims_only_its_own_tasks(db: Database, model: Any, lease: Any, condition: str) -> None:
     fill(db, Tenanted, 4, condition, kind="sub", topic="a", max_attempts=3)
     with tenant(db) as actor:
@@ -123,10 +122,3 @@ def test_a_listener_that_executes_statements_itself(db: Database) -> None:
 
         only_mine(actor.sync_session, 7)
         assert tenants(actor.claim_many(Tenanted, limit=6)) == [7, 7, 7]
-
-
-def test_pending_instances_are_claimed_too(db: Database) -> None:
-    with tenant(db) as actor:
-        actor.add(Tenanted(tenant=7))
-        actor.add(Tenanted(tenant=6))
-        assert tenants(actor.claim_many(Tenanted, limit=6)) == [7]

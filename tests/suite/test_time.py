@@ -69,15 +69,7 @@ def test_a_stored_time_is_read_back_unchanged(sync_db: Database, host_zone: str,
             actor.query(Task).delete()
 
 
-def test_a_repeated_hour_lasts_an_hour(db: Database) -> None:
-    with db.begin() as actor:
-        for fold in (0, 1):
-            actor.enqueue(Task(number=fold, available_at=datetime(2031, 10, 26, 2, 30, fold=fold, tzinfo=BERLIN)))
-    tasks = db.session().run(lambda session: session.query(Task).order_by(Task.number).all())
-    assert tasks[1].available_at - tasks[0].available_at == HOUR
-
-
-def test_a_lease_has_the_given_length_in_any_time_zone(sync_db: Database, host_zone: str) -> None:
+def test_a_lease_has_the_given_length_in_any_time_zone(sync_db: Database) -> None:
     sync_db.insert(Task, rows(4))
     for db in zones(sync_db):
         with db.begin() as actor:
@@ -88,14 +80,14 @@ def test_a_lease_has_the_given_length_in_any_time_zone(sync_db: Database, host_z
         assert task.available_at - task.claimed_at == timedelta(minutes=7)
 
 
-def test_the_database_clock_is_in_utc(db: Database, host_zone: str) -> None:
+def test_the_database_clock_is_in_utc(db: Database) -> None:
     # this machine's clock and the server's may differ, but by no time zone
     for each in zones(db):
         assert abs(clock(each) - datetime.now(UTC)) < timedelta(minutes=10)
         assert abs(each.session().scalar(select(utcnow())) - clock(db)) < timedelta(seconds=10)
 
 
-def test_retries_snoozes_and_heartbeats_go_by_the_databases_clock(sync_db: Database, host_zone: str) -> None:
+def test_retries_snoozes_and_heartbeats_go_by_the_databases_clock(sync_db: Database) -> None:
     sync_db.insert(Task, rows(3))
     for db in zones(sync_db):
         actor = db.session()

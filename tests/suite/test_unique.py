@@ -289,15 +289,3 @@ def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
 
     assert simultaneously(sync_db, *[part] * THREADS) == 0
     assert sorted(each["unique_key"] for each in listings(sync_db)) == sorted(keys)
-
-
-def test_a_race_by_both_keys(sync_db: Database) -> None:
-    """On some engines this can deadlock; victims retry."""
-
-    def part(transaction: Transaction[None]) -> None:
-        for n in range(1, 11):
-            row = {"id": n, "unique_key": f"listing {n}"}
-            transaction(lambda actor, row=row: actor.enqueue(Listing, [row], on_conflict="rerun"))
-
-    simultaneously(sync_db, *[part] * THREADS)
-    assert [each["id"] for each in listings(sync_db)] == [*range(1, 11)]

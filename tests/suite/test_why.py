@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import SingletonThreadPool, StaticPool, create_engine, delete
 
-from sqlqueue import Cause, Claim, Explanation, QueueSession, Status
+from sqlqueue import Cause, Claim, Explanation, QueueSession
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Transfer, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
@@ -65,12 +65,6 @@ def test_why_of_a_missing_task(db: Database) -> None:
     found = why(db)
     assert (found.status, causes(found)) == (None, [Cause.MISSING])
     assert abs(found.at - clock(db)) < HOUR
-
-
-def test_why_of_a_ready_task(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    assert why(db).status == Status.AVAILABLE
-    assert str(why(db)) == "task 1: nothing prevents it from running: the next claim takes it."
 
 
 def test_why_of_a_task_that_is_alone(db: Database) -> None:

@@ -16,8 +16,6 @@ from tests.support.harness import Database
 from tests.support.models import Leaflet, Slot, Spool, Task, Visit
 from tests.support.rows import clock, end_leases, row_of
 
-pytestmark = pytest.mark.asyncio_everywhere
-
 
 def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
