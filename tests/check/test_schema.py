@@ -69,13 +69,12 @@ OTHERWISE: dict[str, tuple[Callable[[Table], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_a_column_that_differs_is_reported(healthy: Database, name: str) -> None:
-    change, code = OTHERWISE[name]
-    _make_otherwise(healthy, change)
-    assert ("error", code) in found(healthy)
-    with healthy.session_engine.connect() as connection, pytest.raises(SchemaMismatchError):
-        verify_schema(connection, Base)
+def test_a_column_that_differs_is_reported(healthy: Database) -> None:
+    for name, (change, code) in OTHERWISE.items():
+        _make_otherwise(healthy, change)
+        assert ("error", code) in found(healthy), name
+        with healthy.session_engine.connect() as connection, pytest.raises(SchemaMismatchError):
+            verify_schema(connection, Base)
 
 
 def test_other_columns_are_ignored(healthy: Database) -> None:

@@ -25,13 +25,12 @@ def states(db: Database, model: Any = Task) -> dict[Any, str]:
 
 
 @pytest.mark.every_engine
-@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
-def test_stats(sync_db: Database, driver: str) -> None:
+def test_stats(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": 1, **ABANDONED}])
     sync_db.insert(Task, [{"id": 2, **FAILED}])
     with sync_db.begin() as session:
         session.pause(Mail, "news", paused_by="ada")
-    by_table = {each["queue"]: each for each in told(sync_db, "stats", "--json", target="Base", driver=driver)}
+    by_table = {each["queue"]: each for each in told(sync_db, "stats", "--json", target="Base")}
     task, mail = by_table["task"], by_table["mail"]
     assert task["model"] == f"{Task.__module__}.Task"
     assert (task["running"], task["abandoned"], task["discarded"]) == (1, 1, 1)
@@ -39,8 +38,7 @@ def test_stats(sync_db: Database, driver: str) -> None:
     assert task["oldest_running"] > 3600
     assert (mail["total"], mail["paused"][0]["topic"], mail["paused"][0]["paused_by"]) == (0, "news", "ada")
     assert datetime.fromisoformat(mail["paused"][0]["paused_at"]).tzinfo is not None
-    (only,) = told(sync_db, "stats", "--json", "--queue", "mail", target="Base", driver=driver)
-    assert only == mail
+    assert told(sync_db, "stats", "--json", "--queue", "mail", target="Base", driver="async_driver") == [mail]
 
 
 def test_stats_show_rows_with_an_unknown_status(sync_db: Database) -> None:

@@ -31,7 +31,7 @@ JOBS = """
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 from sqlqueue import Worker
-from tests.support.models import Task
+from tests.support.task import Task
 worker = Worker(sessionmaker(create_engine("sqlite:///work.db")))
 worker.handler(Task)(lambda task: None)
 """

@@ -61,7 +61,7 @@ def test_every_address_begins_with_the_path(sessions: sessionmaker[Any], within:
     assert len(found) > 30
     assert all(address.startswith("/ops/queues/") for address in found)
     shown = [address for address in sorted(found) if "/confirm/" not in address]
-    assert {client.get(address).status_code for address in shown[:25]} == {200}
+    assert {client.get(address).status_code for address in shown[::5]} == {200}
     answer = client.post("/ops/queues/queue/email/cancel", data={"key": "150"}, follow_redirects=False)
     assert answer.headers["location"].startswith("/ops/queues/queue/email/task?key=150")
     with sessions() as session:

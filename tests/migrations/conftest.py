@@ -51,5 +51,5 @@ def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
 @pytest.fixture
 def migrated(project: MakeProject) -> Project:
     made = project(Base.metadata, plugin=True, version_table="plugin_version")
-    made.migrate("first")
+    made.create()
     return made

@@ -112,6 +112,12 @@ class Project:
         script = command.revision(self._config(), message, autogenerate=True)
         return Path(script.path)  # type: ignore[union-attr]
 
+    def create(self) -> None:
+        """Create the tables without a revision, for a test whose subject is a later one."""
+        engine = create_engine(self.url, poolclass=pool.NullPool)
+        self.metadata.create_all(engine)
+        engine.dispose()
+
     def migrate(self, message: str = "revision") -> str:
         """Run the upgrade of a new revision; return its text."""
         script = self.revise(message).read_text()

@@ -26,7 +26,7 @@ from tests.migrations.project import Project
 from tests.support.engines import ENGINES, EngineCase
 from tests.support.harness import Database
 
-MANY = 20_000
+MANY = 4_000
 OWN = [OldOrder.id, OldOrder.reference, OldOrder.status, OldOrder.amount, OldOrder.customer_id]
 MakeApplication = Callable[..., Project]
 
@@ -37,7 +37,7 @@ def application(sync_db: Database, project: MakeProject) -> MakeApplication:
 
     def make(number: int, **options: Any) -> Project:
         made = project(Before.metadata, plugin=True, options=options, version_table="adoption_version")
-        made.migrate("before")
+        made.create()
         sync_db.insert(OldCustomer, CUSTOMERS)
         _fill(sync_db, number)
         return made.using(After.metadata)

@@ -27,7 +27,7 @@ def test_a_table_in_a_schema(sync_db: Database, project: MakeProject) -> None:
         connection.execute(CreateSchema(schema))
     try:
         made = project(before.metadata, plugin=True, options=options)
-        made.migrate("before")
+        made.create()
         with sync_db.engine.begin() as connection:
             connection.execute(insert(before.__table__).values(id=1, cargo="tea", weight=1))
         adopting = made.using(queue.metadata)
@@ -58,7 +58,7 @@ def test_the_default_schema_by_its_name(sync_db: Database, project: MakeProject)
     before, queue = (plain.shipment(*mixins, schema=schema) for mixins in ((), (TopicMixin,)))
     options = {"include_name": lambda name, kind, _: kind != "table" or name == "plain_shipment"}
     made = project(before.metadata, plugin=True, options=options)
-    made.migrate("before")
+    made.create()
     adopting = made.using(queue.metadata)
     assert "'completed'" in adopting.revise("adopt").read_text()
     adopting.upgrade()

@@ -79,7 +79,7 @@ def test_a_changed_option_changes_the_default(
 ) -> None:
     old, new = model(mixin, **before), model(mixin, **after)
     made = project(old.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     (meant,) = {value if isinstance(value, int) else value[0] for value in after.values()}
     with sync_db.begin() as session:  # whatever the server's default is, this library enqueues with the model's value
         session.add(new())
@@ -104,7 +104,7 @@ def test_a_changed_option_changes_the_default(
 def test_a_queue_of_jobs_is_added_to_a_table_with_rows(sync_db: Database, project: MakeProject) -> None:
     before, after = model(), model(JobMixin)
     made = project(before.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     with sync_db.engine.begin() as connection:
         connection.execute(insert(before.__table__), [{"id": 1, "name": "a"}])
     adopting = made.using(after.metadata)
@@ -139,14 +139,14 @@ def completed() -> Any:
 )
 def test_an_older_table_is_reported(sync_db: Database, project: MakeProject, old: Any, new: Any, found: Any) -> None:
     kind = old()
-    project(kind.metadata, plugin=True).migrate()
+    project(kind.metadata).create()
     assert codes(sync_db, new()) == found
 
 
 def test_a_queue_begins_to_keep_its_order(sync_db: Database, project: MakeProject) -> None:
     old, new = model(QueueMixin), model(QueueMixin, sequential="name")
     made = project(old.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     assert codes(sync_db, new) == {("error", "missing-index")}
     changed = made.using(new.metadata)
     script = changed.migrate("order").partition("def downgrade")[0]
@@ -156,6 +156,10 @@ def test_a_queue_begins_to_keep_its_order(sync_db: Database, project: MakeProjec
     assert codes(sync_db, new) == set()
     changed.downgrade("-1")
     assert codes(sync_db, old) == set()
+
+
+NUMBER = 8
+"""Tasks that are enqueued at a time."""
 
 
 @pytest.mark.parametrize("kind", ["fair", "limited", "sequential"])
@@ -170,7 +174,7 @@ def test_a_queue_in_use_begins_to_claim_by_keys_and_ends_it(sync_db: Database, p
         return workers.serve(of, lambda job: ran.append(job.id), concurrency=2)
 
     def enqueue(names: str = "abcd") -> list[int]:
-        some = [next(numbers) for _ in range(20)]
+        some = [next(numbers) for _ in range(NUMBER)]
         sync_db.insert(old, [{"id": id, "name": names[id % len(names)]} for id in some])
         return some
 
@@ -178,7 +182,7 @@ def test_a_queue_in_use_begins_to_claim_by_keys_and_ends_it(sync_db: Database, p
         eventually(lambda: set(stored(sync_db, old, "status")) == {"completed"})
 
     made = project(old.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     try:
         former = serve(old)
         enqueue()
@@ -193,7 +197,7 @@ def test_a_queue_in_use_begins_to_claim_by_keys_and_ends_it(sync_db: Database, p
         sent = enqueue("a")
         all_end()
         if kind == "sequential":
-            assert ran[-20:] == sent
+            assert ran[-NUMBER:] == sent
         former = serve(old)
         enqueue()
         all_end()
@@ -210,7 +214,7 @@ def test_a_queue_in_use_begins_to_claim_by_keys_and_ends_it(sync_db: Database, p
 def test_the_former_index_of_an_outbox_is_replaced(sync_db: Database, project: MakeProject) -> None:
     outbox = model(OutboxMixin)
     made = project(outbox.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     former = ["message_key", "finished_at", "id"]
     replace_index(sync_db, "ix_changed_job_order", former, "finished_at IS NULL", table="changed_job")
     assert codes(sync_db, outbox) == {("error", "wrong-index")}
@@ -226,7 +230,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
     names = {"status": "queue_status", "created_at": "queued_at", "error": "queue_error", "attempt": "tries"}
     old, new = model(QueueMixin), model(QueueMixin, columns=names)
     made = project(old.metadata, plugin=True, options={"render_as_batch": batch})
-    made.migrate("first")
+    made.create()
     with sync_db.begin() as session:
         session.enqueue(old, [{"name": name} for name in ("a", "b", "c")])
     with sync_db.begin() as session:
@@ -253,7 +257,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
 def test_an_ambiguous_column_is_rejected(sync_db: Database, project: MakeProject) -> None:
     old = model(QueueMixin, columns={"attempt": "a", "priority": "b"})
     made = project(old.metadata, plugin=True)
-    made.migrate("first")
+    made.create()
     new = model(QueueMixin, columns={"attempt": "c", "priority": "d"})
     with pytest.raises(ConfigurationError, match=r"op\.alter_column\('changed_job', .*new_column_name='d'"):
         made.using(new.metadata).revise("rename")

@@ -43,7 +43,7 @@ def project(directory: Path, metadata: MetaData, **options: Any) -> Project:
         url=f"sqlite:///{directory / 'here.db'}",
         plugin=True,
     )
-    made.migrate("before")
+    made.create()
     return made.using(metadata).configured(sqlqueue=MigrationOptions(**options))
 
 

@@ -28,7 +28,7 @@ from tests.support.workers import Running, eventually
 @pytest.fixture
 def unadopted(sync_db: Database, project: MakeProject) -> None:
     made = project(Before.metadata, version_table="unadopted_version")
-    made.migrate("before")
+    made.create()
     sync_db.insert(OldCustomer, CUSTOMERS)
     sync_db.insert(OldOrder, rows(3))
     adopting = made.using(After.metadata)

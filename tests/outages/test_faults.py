@@ -18,7 +18,7 @@ from tests.outages.workload import BRIEF, SLOTS, WITHOUT_SESSION, Workload
 from tests.support.harness import Database
 from tests.support.workers import eventually
 
-MANY = 60
+MANY = 30
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.support import tables
 from tests.support.harness import Database, LoopThread
 from tests.support.workers import Running, eventually
 
-SLOTS = 3
+SLOTS = 2
 """The slots of each handler in each worker."""
 WORK = 0.02
 """Seconds that an errand takes which does not wait for the gate."""
@@ -125,7 +125,7 @@ class Workload:
                 return
             until = self.release if errand.topic == "held" else self.gate
             while not until.is_set() and not current_job().is_lost:
-                yield 0.05
+                yield 0.1
         finally:
             self.present.discard(errand.id)
 

@@ -15,7 +15,6 @@ from sqlalchemy import (
     String,
     Text,
     Unicode,
-    UniqueConstraint,
     Uuid,
     desc,
 )
@@ -44,10 +43,9 @@ from sqlqueue import (
 )
 from sqlqueue.outbox import OutboxMixin
 from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
+from tests.support.task import Base, Ledger, Task
 
-
-class Base(DeclarativeBase):
-    pass
+__all__ = ["Base", "Ledger", "Task"]
 
 
 class DataBase(MappedAsDataclass, DeclarativeBase):
@@ -57,29 +55,6 @@ class DataBase(MappedAsDataclass, DeclarativeBase):
 
 
 # -- with QueueMixin or TopicMixin, and the tables that they refer to -------------------------------------------------
-
-
-class Task(QueueMixin, Base):
-    """The simplest queue."""
-
-    __tablename__ = "task"
-    __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0))
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    name: Mapped[str] = mapped_column(String(100), default="")
-    number: Mapped[int] = mapped_column(Integer, default=0)
-    """A column without an index."""
-
-
-class Ledger(Base):
-    """One row for each completed task, written in the transaction that completes it."""
-
-    __tablename__ = "ledger"
-    __table_args__ = (UniqueConstraint("task_id", name="uq_ledger_task"),)
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    task_id: Mapped[int] = mapped_column(Integer)
-    worker: Mapped[str] = mapped_column(String(100), default="")
 
 
 class Mail(TopicMixin, Base):

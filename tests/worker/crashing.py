@@ -18,8 +18,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker
-from tests.support.history import Parcel
-from tests.support.models import Ledger, Task
+from tests.support.task import Ledger, Task
 
 URL_VARIABLE = "SQLQUEUE_TEST_CRASHING_URL"
 MODE_VARIABLE = "SQLQUEUE_TEST_CRASHING_MODE"
@@ -49,7 +48,7 @@ if __name__ == "__main__":
     sys.argv[1:] = ["work", "tests.worker.crashing:worker", *sys.argv[1:]]
     main()
 """
-DELIVERIES = APART.replace("crashing:worker", "crashing:deliveries")
+DELIVERIES = APART.replace("crashing:worker", "delivering:worker")
 """A program whose worker crashes when it first handles a parcel."""
 STALLING = """
 import sys
@@ -145,8 +144,6 @@ def stopped(supervisor: subprocess.Popen[str]) -> str:
 
 if URL_VARIABLE in os.environ:
     worker = load()
-    deliveries = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=POLL)
-
     stalling = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=POLL)
 
     @stalling.handler(Task, concurrency=4, lease=LEASE)
@@ -154,9 +151,3 @@ if URL_VARIABLE in os.environ:
         """Block the event loop when a poison task is first handled."""
         if task.name == POISON and not task.crashes:
             time.sleep(3600)
-
-    @deliveries.handler(Parcel)
-    def deliver(session: QueueSession, parcel: Parcel) -> None:
-        """Crash when a parcel is first handled."""
-        if parcel.crashes == 0:
-            os._exit(7)

@@ -233,6 +233,7 @@ def test_an_unavailable_database_does_not_hold_up_others(sync_db: Database, file
 # ruff: noqa: F811 - a fixture is a parameter of its name
 
 
+@pytest.mark.every_engine
 def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, Any], workers: Workers) -> None:
     variant = db.variant(execution_options=tables)
     worker = workers.make(engine=db.variant(execution_options=tables, pool_size=20), notify=True)
@@ -257,6 +258,7 @@ def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, An
     eventually(completed)
 
 
+@pytest.mark.every_engine
 def test_a_worker_does_not_start_without_the_tables(
     db: Database,
     tables: dict[str, Any],

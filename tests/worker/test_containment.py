@@ -82,6 +82,7 @@ def test_a_handler_that_exits_fails_and_the_worker_continues(
     assert not running.ended
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("how", ["rollback", "commit", "close"])
 def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Database, workers: Workers, how: str) -> None:
     sync_db.insert(Task, [{"id": 1}])
@@ -164,6 +165,7 @@ def test_sessions_that_do_not_begin_by_themselves(sync_db: Database, workers: Wo
     eventually(all_are(sync_db, "completed"))
 
 
+@pytest.mark.one_engine
 def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1}])
     blocking = BlockingHandler()

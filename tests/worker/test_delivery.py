@@ -87,7 +87,6 @@ def test_tasks_without_a_session_are_completed_in_batches(
         assert connection.scalar(select(func.count(Task.finished_at.distinct()))) == 1
 
 
-@pytest.mark.asyncio_everywhere
 def test_a_lost_claim_does_not_keep_others_from_being_completed(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
@@ -141,6 +140,7 @@ def test_rows_that_are_deleted_when_they_are_done(db: Database, workers: Workers
     eventually(lambda: count(db, Spool) == 0)
 
 
+@pytest.mark.one_engine
 def test_the_classes_of_one_table(db: Database, workers: Workers) -> None:
     with db.begin() as session:
         session.add_all([Notice(), Reminder(about="tea"), Notice(), Reminder(about="milk")])
@@ -193,7 +193,7 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
     assert set(statuses(db).values()) == {"completed"}
 
 
-@pytest.mark.asyncio_everywhere
+@pytest.mark.one_engine
 def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
@@ -206,6 +206,7 @@ def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
     assert count(db, Task, Task.status == "completed") == len(blocking.started)
 
 
+@pytest.mark.one_engine
 def test_at_most_once_tasks_claimed_during_the_stop_are_run(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, rows(1))
     engine = sync_db.variant(pool_size=20)
@@ -384,6 +385,7 @@ def audit(session: Any) -> None:
     write_ledger(session, task)
 
 
+@pytest.mark.one_engine
 def test_rows_that_a_session_adds_at_its_commit_are_committed_with_the_completion(
     db: Database, workers: Workers
 ) -> None:
@@ -403,6 +405,7 @@ def test_rows_that_a_session_adds_at_its_commit_are_committed_with_the_completio
     assert words == ["UPDATE", "INSERT", "COMMIT"]
 
 
+@pytest.mark.one_engine
 def test_a_handler_may_settle_its_task_and_commit_itself(db: Database, workers: Workers) -> None:
     def settle(session: Any, task: Any) -> None:
         complete(session, task)

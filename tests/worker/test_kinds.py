@@ -64,6 +64,7 @@ def test_each_stage_has_its_handler_and_passes_its_result_on(db: Database, worke
     assert [film["result"] for film in films(db)] == [["cut", "dub", "print"]] * 5
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("options", [{}, {"mode": "lock"}], ids=["lease", "lock"])
 def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
     sync_db: Database, workers: Workers, options: dict[str, Any]
@@ -87,6 +88,7 @@ def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
         ]
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_that_is_not_json_is_a_failure(sync_db: Database, workers: Workers, kind: str) -> None:
     """Only the task with that result fails."""
@@ -234,6 +236,7 @@ class Reader:
         return self.seen == {("ada", f"file {number}") for number in (1, 2, 3)}
 
 
+@pytest.mark.one_engine
 @pytest.mark.usefixtures("mails")
 @pytest.mark.parametrize(
     ("mode", "session"), [("lease", False), ("lease", True), ("lock", True), ("at-most-once", False)]

@@ -9,6 +9,7 @@ import time
 import zoneinfo
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -111,18 +112,18 @@ def test_old_and_new_workers_side_by_side(sync_db: Database, workers: Workers) -
     eventually(lambda: done(Job.task == "both") == 10)
     assert not done(Job.task == "new")
     new = start("both", "new")
-    for _ in range(8):
+    for _ in range(4):
         enqueue("old", "both", "new")
         time.sleep(0.05)
-    eventually(lambda: done() == 260)
+    eventually(lambda: done() == 140)
     old.stop()
     enqueue("both", "new")
-    eventually(lambda: done() == 280)
+    eventually(lambda: done() == 160)
     new.stop()
-    assert count(sync_db, Job, Job.attempt == 1, Job.error.is_(None)) == 280
+    assert count(sync_db, Job, Job.attempt == 1, Job.error.is_(None)) == 160
     with sync_db.engine.connect() as connection:
         each = connection.execute(select(Job.task, Ledger.worker).join(Ledger, Ledger.task_id == Job.id)).all()
-    assert len(each) == 280
+    assert len(each) == 160
     assert {worker for task, worker in each if task != "both"} == {"old", "new"}
     assert all(task in ("both", worker) for task, worker in each)
 
@@ -155,6 +156,7 @@ def test_a_worker_warns_at_its_start_of_functions_that_it_has_not_registered(
     eventually(lambda: any(record.getMessage().startswith(said) for record in caplog.records))
 
 
+@pytest.mark.one_engine
 def test_a_worker_warns_of_them_once(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -216,8 +218,12 @@ def stored(db: Database, model: Any, **values: Any) -> Any:
     return Claim(model, (1,), 0)
 
 
-@pytest.mark.parametrize("poor", [without_cronsim, without_zones], ids=["cronsim", "zones"], indirect=True)
-@pytest.mark.parametrize("model", [Report, Ping, Chore])
+@pytest.mark.parametrize(
+    ("poor", "model"),
+    [(without_cronsim, Report), (without_zones, Report), (without_zones, Ping), (without_zones, Chore)],
+    ids=["cronsim", "zones", "zones-deleted", "zones-limited"],
+    indirect=["poor"],
+)
 def test_a_claim_leaves_it_to_other_hosts(db: Database, poor: pytest.MonkeyPatch, model: Any) -> None:
     planned = {"limit_key": "a", "task": "t", "arguments": {}} if model is Chore else {}
     task = stored(db, model, **FIRST, attempt=1, max_attempts=2, **planned)
@@ -279,6 +285,7 @@ def test_a_task_that_is_running_when_the_host_turns_poor_keeps_its_next_run(
     assert row_of(db, claim)["status"] == "running"
 
 
+@pytest.mark.one_engine
 def test_a_worker_says_so_and_leaves_it_alone(
     db: Database, workers: Workers, poor: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,6 +302,7 @@ def test_a_worker_says_so_and_leaves_it_alone(
     assert row_of(db, task)["status"] == "scheduled"
 
 
+@pytest.mark.one_engine
 def test_an_unknown_zone_alone_does_not_keep_a_worker_from_being_ready(db: Database, workers: Workers) -> None:
     task = stored(db, Report, **FIRST | {"schedule": "0 3 * * * Mars/Olympus"})
     worker = workers.serve(Report, without_session(db)).worker
@@ -306,6 +314,7 @@ def test_an_unknown_zone_alone_does_not_keep_a_worker_from_being_ready(db: Datab
     _forget()
 
 
+@pytest.mark.one_engine
 def test_check_finds_unknown_and_stopped_schedules(sync_db: Database, poor: pytest.MonkeyPatch) -> None:
     stored(sync_db, Report, **FIRST)
     sync_db.insert(Report, [{"id": 2, "status": "completed", "schedule": "now and then", "finished_at": PAST}])
@@ -332,6 +341,7 @@ def test_a_worker_goes_on(sync_db: Database, workers: Workers, mode: str) -> Non
     assert worker.health().counts["unreadable"] == 2
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_only_unreadable_rows(db: Database, workers: Workers, mode: str) -> None:
     signs(db, "dove")
@@ -339,6 +349,7 @@ def test_only_unreadable_rows(db: Database, workers: Workers, mode: str) -> None
     eventually(lambda: seen(db)[1].status == "scheduled")
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_worker_claims_at_once_after_rows_that_cannot_be_read(
     sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -368,10 +379,9 @@ def insert_odd_times(db: Database, column: str, status: str, *some: str) -> int:
     return len(db.case.odd_times)
 
 
-@pytest.mark.parametrize("column", ["available_at", "created_at"])
-@pytest.mark.parametrize("status", ["available", "scheduled"])
-def test_a_worker_starts_and_goes_on(sync_db: Database, workers: Workers, column: str, status: str) -> None:
-    assert insert_odd_times(sync_db, column, status) >= 2
+def test_a_worker_starts_and_goes_on(sync_db: Database, workers: Workers) -> None:
+    for column, status in product(("available_at", "created_at"), ("available", "scheduled")):
+        assert insert_odd_times(sync_db, column, status) >= 2
     odd = statuses(sync_db).keys()
     worker = workers.make()
     worker.handler(Task)(without_session(sync_db))
@@ -402,6 +412,7 @@ def test_polls(sync_db: Database, status: str) -> None:
         assert left is None or left > timedelta(days=10_000)
 
 
+@pytest.mark.one_engine
 def test_claims_that_always_fail_show(sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     """A worker is not ready, and a metric names the queue, until claims succeed again."""
     sync_db.insert(Task, [{"id": 1}])

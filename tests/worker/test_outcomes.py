@@ -201,6 +201,7 @@ def test_current_job(db: Database, workers: Workers) -> None:
 # -- several at once --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_engine
 def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: Workers) -> None:
     db.insert(Mail, rows(6, topic="slow"))
     db.insert(Mail, rows(6, topic="fast"))
@@ -221,6 +222,7 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
     assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
 
 
+@pytest.mark.one_engine
 def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     sync_db.insert(Task, rows(8))
     workers.serve(Task, without_session(sync_db, blocking), concurrency=8, batch=2)

@@ -62,6 +62,7 @@ def test_a_paused_queue_is_not_claimed_until_it_is_resumed(db: Database, workers
     running.stop()  # so that none of its threads remain in the next test
 
 
+@pytest.mark.one_engine
 def test_running_tasks_continue_and_no_others_are_started(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_worker_registers_itself(
     assert registered(fleet) == []
 
 
+@pytest.mark.one_engine
 def test_drain_waits_for_what_runs_and_claims_no_more(
     fleet: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
@@ -105,6 +106,7 @@ def test_drain_waits_for_what_runs_and_claims_no_more(
     assert blocking.lost == []
 
 
+@pytest.mark.one_engine
 def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, blocking: BlockingHandler) -> None:
     errands(fleet, 1)
     running = workers.serve(Errand, with_session(fleet, during=blocking), grace=SHORT)
@@ -306,6 +308,7 @@ def test_two_workers_rescue_and_prune(db: Database, workers: Workers) -> None:
     assert count(db, Mail) == 1
 
 
+@pytest.mark.one_engine
 def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "PRUNE_EVERY", timedelta(seconds=2))
     monkeypatch.setattr(registration, "PRUNED", 2)
@@ -348,6 +351,7 @@ def test_a_failing_chore_is_named_and_does_not_block_others(
     eventually(lambda: count(sync_db, Mail, Mail.status == "discarded") == 1)
 
 
+@pytest.mark.one_engine
 @pytest.mark.usefixtures("often")
 def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
     """Before each commit, another session reads the result of the earlier batches."""

@@ -31,6 +31,7 @@ from tests.support.workers import (
 pytestmark = pytest.mark.asyncio_everywhere
 
 
+@pytest.mark.every_engine
 def test_running_tasks_finish_and_no_others_are_started(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
@@ -46,6 +47,7 @@ def test_running_tasks_finish_and_no_others_are_started(
     assert count(db, Ledger) == 2
 
 
+@pytest.mark.every_engine
 def test_prefetched_tasks_are_released(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
@@ -65,6 +67,7 @@ def test_prefetched_tasks_are_released(db: Database, workers: Workers, blocking:
     assert sorted(set(statuses(db).values())) == ["available", "completed"]
 
 
+@pytest.mark.every_engine
 def test_after_the_grace_period_running_tasks_are_released(
     db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:

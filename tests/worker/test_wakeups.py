@@ -65,6 +65,7 @@ def enqueue_elsewhere(db: Database, *, notify: bool = True) -> None:
             adapter_for(connection.dialect).connections.notify(connection, "task")
 
 
+@pytest.mark.every_engine
 def test_a_commit_in_this_process_wakes_its_workers(db: Database, workers: Workers) -> None:
     idle(db, workers, notify=False)
     with db.begin() as actor:
@@ -101,6 +102,7 @@ def test_each_way_to_make_work_available_wakes_workers(
         done_at_once(sync_db)
 
 
+@pytest.mark.every_engine
 def test_a_task_begins_when_it_is_due(db: Database, workers: Workers) -> None:
     idle(db, workers)
     delays = [delay_of_one_that_is_scheduled(db) for _ in range(3)]
@@ -118,6 +120,7 @@ def delay_of_one_that_is_scheduled(db: Database) -> timedelta:
     return begun - due
 
 
+@pytest.mark.every_engine
 def test_a_retry_does_not_wait_for_the_next_poll(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1))
     begun: list[float] = []
