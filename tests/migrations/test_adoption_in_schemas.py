@@ -27,7 +27,7 @@ def test_a_table_in_a_schema(sync_db: Database, project: MakeProject) -> None:
         connection.execute(CreateSchema(schema))
     try:
         made = project(before.metadata, plugin=True, options=options)
-        made.create()
+        made.migrate("before")
         with sync_db.engine.begin() as connection:
             connection.execute(insert(before.__table__).values(id=1, cargo="tea", weight=1))
         adopting = made.using(queue.metadata)
