@@ -47,12 +47,33 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", help="the URL of an empty database, such as mssql+pyodbc://... or oracle+oracledb://...")
-    every = [*EXPERIMENTS]
-    parser.add_argument("experiment", choices=every, nargs="*", default=every, help="by default, all of them")
-    tried = "numbers of ready tasks to try (100 100000)"
-    parser.add_argument("--ready", type=int, nargs="+", default=[100, 100_000], metavar="N", help=tried)
-    parser.add_argument("--sessions", type=int, default=100, metavar="N", help="sessions that claim at once (100)")
+    parser.add_argument(
+        "experiment", type=_known, nargs="*", default=[*EXPERIMENTS], help="the experiments to run; all by default"
+    )
+    parser.add_argument(
+        "--ready",
+        type=_positive,
+        nargs="+",
+        default=[100, 100_000],
+        metavar="N",
+        help="numbers of ready tasks to try (100 100000)",
+    )
+    parser.add_argument(
+        "--sessions", type=_positive, default=100, metavar="N", help="sessions that claim at once (100)"
+    )
     return parser
+
+
+def _known(name: str) -> str:
+    if name not in EXPERIMENTS:
+        raise argparse.ArgumentTypeError(f"unknown experiment {name!r}: give {', '.join(EXPERIMENTS)}")
+    return name
+
+
+def _positive(number: str) -> int:
+    if not number.isdigit() or not int(number):
+        raise argparse.ArgumentTypeError(f"give a positive number, not {number!r}")
+    return int(number)
 
 
 def _case(url: URL, views: Mapping[str, Views]) -> EngineCase:

@@ -211,7 +211,13 @@ def test_a_database_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), [([], "url"), (["mssql+pyodbc://", "nonsense"], "choice: 'nonsense'")]
+    ("arguments", "complaint"),
+    [
+        ([], "url"),
+        (["mssql+pyodbc://", "nonsense"], "unknown experiment 'nonsense'"),
+        (["mssql+pyodbc://", "--sessions", "0"], "give a positive number"),
+        (["mssql+pyodbc://", "--ready", "many"], "give a positive number"),
+    ],
 )
 def test_wrong_arguments(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -224,3 +230,12 @@ def test_wrong_arguments(arguments: list[str], complaint: str, capsys: pytest.Ca
 def test_other_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([url]) == 2
     assert "nothing was run: " in capsys.readouterr().err
+
+
+def test_the_help_lists_the_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name, experiment in EXPERIMENTS.items():
+        assert " ".join(f"{name} {experiment.__doc__}".split()) in told
+    assert "have never run on a real server" in told
