@@ -116,7 +116,7 @@ def mappers() -> list[Mapper[Any]]:
         mapper
         for base in (Base, DataBase)
         for mapper in base.registry.mappers
-        if mapper.class_.__module__ == "tests.support.models"
+        if mapper.class_.__module__ in ("tests.support.models", "tests.support.task")
     ]
     return [*mine, inspect(past.Past), inspect(FleetWorker), inspect(Page)]
 
