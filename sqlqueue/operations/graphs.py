@@ -189,11 +189,10 @@ def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
 
 def _batch_of(latches: Latches, latch: str | None) -> str | None:
     c = latches.c
-    while latch is not None and PART in latch:
-        if not latch.startswith(PART):
-            return latch.partition(PART)[0]
+    while latch is not None and latch.startswith(PART):
         (latch,) = next(iter(read(latches, latches.spec, select(c.reports_to).where(c.id == latch))), (None,))
-    return latch
+    key = (latch or "").partition(PART)[0]
+    return key if key and batch_row(latches, key) is not None else None  # it may be an event
 
 
 class _Nodes:

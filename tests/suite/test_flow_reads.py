@@ -143,7 +143,10 @@ def test_what_waits_for_a_task_alone_and_with_others_is_around_it(flow: Database
         both = batch.add(Note(name="both"), after=[first, second])
     with flow.begin() as session:
         found = session.run(around, first)
+        session.enqueue(Note(name="event"), after="label:7")
+        waiting = session.run(around, note(session, "event"))
     assert found.batch == "import"
+    assert (waiting.batch, [node.key for node in waiting.before]) == (None, ["label:7"]), "an event is no batch"
     assert {node.identity for node in found.after} == {(alone.id,), (both.id,)}
 
 
