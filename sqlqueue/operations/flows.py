@@ -64,10 +64,6 @@ def cancel_batch(session: AnySession, entity: type[QueueMixin], key: str, *, lim
     return cancelled
 
 
-def read(latches: Latches, spec: QueueSpec, asked: Any) -> Any:
-    return latches.adapter.rows.execute(latches.session, spec, asked).all()
-
-
 def below(latches: Latches, starts: Iterable[str], *, through: bool = True) -> dict[str, list[str]]:
     """Return these latches, and those whose members they wait for, with the latches that each depends on; ``through``:
     also those of batches in them."""
@@ -77,7 +73,7 @@ def below(latches: Latches, starts: Iterable[str], *, through: bool = True) -> d
     while todo:
         parts = defaultdict[str, list[str]](list)
         asked = select(c.reports_to, c.id, c.waits_for).where(rows.one_of(latches.spec, c.reports_to, todo))
-        for parent, child, source in read(latches, latches.spec, asked.order_by(c.id)):
+        for parent, child, source in latches.read(latches.spec, asked.order_by(c.id)):
             parts[parent].append(source or child)
         found.update((key, parts[key]) for key in todo)
         reached = dict.fromkeys(each for key in todo for each in parts[key])
@@ -237,7 +233,7 @@ def groups_of(
         where = latches.adapter.rows.one_of(spec, spec["reports_to"], list(ids)) if chosen is None else chosen
         asked = select(func.count(), *columns, *function).select_from(spec.mapper.persist_selectable)
         asked = asked.where(only(spec, *within(latches.session, spec, (where,)))).group_by(*columns, *function)
-        for number, latch, awaited, when, status, *named in read(latches, spec, asked) if ids else ():
+        for number, latch, awaited, when, status, *named in latches.read(spec, asked) if ids else ():
             group = TaskKin(spec, latch, awaited, condition(awaited, when), *(named or [None]))
             found[group][shown_state(status, when)] += number
     return list(found.items())
@@ -272,11 +268,11 @@ def batches(session: AnySession, entity: type[QueueMixin], *, ended: bool = Fals
     names = ("id", "created_at", "opened_at", "broken_at", "sealed", "discarded", "cancelled")
     asked = select(*(c[name] for name in names))
     asked = asked.where(_is_batch(latches)).limit(count("limit", limit))
-    closed = read(latches, spec, asked.where(c.opened_at.is_(None)).order_by(c.created_at))
+    closed = latches.read(spec, asked.where(c.opened_at.is_(None)).order_by(c.created_at))
     opened: Sequence[Any] = ()
     if ended and len(closed) < limit:
         last = asked.where(c.opened_at.is_not(None)).order_by(c.opened_at.desc())
-        opened = read(latches, spec, last.limit(limit - len(closed)))
+        opened = latches.read(spec, last.limit(limit - len(closed)))
     unfinished = _ends(latches, [row.id for row in closed], lambda each: each["finished_at"].is_(None))
     failed = _ends(latches, [row.id for row in closed if row.broken_at is not None], has_failed)
     failed.update({row.id: (row.discarded or 0) + (row.cancelled or 0) for row in opened})
@@ -292,7 +288,7 @@ def unfinished_batches(
     latches = Latches.of(session, spec)
     some = select(latches.c.created_at).where(_is_batch(latches), latches.c.opened_at.is_(None)).limit(cap).subquery()
     found: Any = select(func.count(), func.min(some.c.created_at), utcnow()).select_from(some)
-    ((number, since, now),) = read(latches, spec, found)
+    ((number, since, now),) = latches.read(spec, found)
     return number, None if since is None else now - since
 
 
@@ -305,17 +301,17 @@ def waited_text(session: AnySession, spec: QueueSpec, key: str) -> str:
     latches = Latches.of(session_of(session), spec)
     ids, c, rows = [*below(latches, [key])], latches.c, latches.adapter.rows
     closed = (c.sealed == EVENT, c.opened_at.is_(None), rows.one_of(spec, c.id, ids))
-    told = [f"the event {each!r} is not open" for (each,) in read(latches, spec, select(c.id).where(*closed).limit(3))]
+    told = [f"the event {each!r} is not open" for (each,) in latches.read(spec, select(c.id).where(*closed).limit(3))]
     left, total, examples = 0, 0, list[str]()
     for each in latches.flows.values():
         members = within(latches.session, each, (rows.one_of(each, each["reports_to"], ids),))
         unfinished = each["finished_at"].is_(None)
         counts: list[Any] = [capped_count(each, *members, unfinished), capped_count(each, *members)]
-        ((some, every),) = read(latches, each, select(*(number.label(None) for number in counts)))
+        ((some, every),) = latches.read(each, select(*(number.label(None) for number in counts)))
         left, total = left + some, total + every
         asked = select(each["status"], *each.primary_key).select_from(each.mapper.persist_selectable)
         for criterion in (unfinished, has_failed(each)) if every else ():
-            for state, *identity in read(latches, each, asked.where(only(each, *members, criterion)).limit(1)):
+            for state, *identity in latches.read(each, asked.where(only(each, *members, criterion)).limit(1)):
                 examples.append(f"{each.entity.__name__} {key_text(identity)} is {state}")
     if left:
         told.append(f"{_many(left)} of {_many(total)} tasks are unfinished")
@@ -338,6 +334,6 @@ def _ends(latches: Latches, keys: Sequence[str], criterion: Any) -> Counter[str]
     for spec in latches.flows.values():
         chosen = latches.adapter.rows.one_of(spec, spec["reports_to"], list(owners))
         asked = select(spec["reports_to"], func.count()).where(only(spec, chosen, criterion(spec)))
-        for latch, number in read(latches, spec, asked.group_by(spec["reports_to"])):
+        for latch, number in latches.read(spec, asked.group_by(spec["reports_to"])):
             found.update(dict.fromkeys(owners[latch], number))
     return found

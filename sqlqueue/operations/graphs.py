@@ -16,7 +16,7 @@ from ..model.declaration import QueueMixin
 from ..queue.spec import Identity
 from ..sql import is_waiting, only
 from ..transaction import AnySession, is_restricted, row_of, session_of, within
-from .flows import Children, TaskKin, batch_row, below, condition, groups_of, read, sources
+from .flows import Children, TaskKin, batch_row, below, condition, groups_of, sources
 from .latches import COMPLETED, EVENT, Latches, shown_state
 from .placing import PART, THEN, flow_spec
 
@@ -178,7 +178,7 @@ def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
 def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
     """Return the tasks that wait for the tasks of a latch alone, or for these and others."""
     c, rows = latches.c, latches.adapter.rows
-    linked = read(latches, latches.spec, select(c.reports_to).where(c.waits_for == latch, c.reports_to.is_not(None)))
+    linked = latches.read(latches.spec, select(c.reports_to).where(c.waits_for == latch, c.reports_to.is_not(None)))
     ids = [latch, *(key for (key,) in linked)]
     return dict(
         each
@@ -190,7 +190,7 @@ def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
 def _batch_of(latches: Latches, latch: str | None) -> str | None:
     c = latches.c
     while latch is not None and latch.startswith(PART):
-        (latch,) = next(iter(read(latches, latches.spec, select(c.reports_to).where(c.id == latch))), (None,))
+        (latch,) = next(iter(latches.read(latches.spec, select(c.reports_to).where(c.id == latch))), (None,))
     key = (latch or "").partition(PART)[0]
     return key if key and batch_row(latches, key) is not None else None  # it may be an event
 
@@ -212,7 +212,7 @@ class _Nodes:
         c, rows, spec = self._latches.c, self._latches.adapter.rows, self._latches.spec
         keys = [each for each in latches if PART not in each]
         asked = select(c.id, c.sealed, c.opened_at, c.broken_at).where(rows.one_of(spec, c.id, keys)).order_by(c.id)
-        for key, sealed, opened, broken in read(self._latches, spec, asked) if keys else ():
+        for key, sealed, opened, broken in self._latches.read(spec, asked) if keys else ():
             before, after = ("closed", "open") if sealed == EVENT else ("unfinished", "ended")
             state = "failed" if broken is not None else before if opened is None else after
             self._add(key, label=key, entity=None, identity=None, key=key, states={state: 1})
@@ -267,7 +267,7 @@ class _Nodes:
             columns = (latch, awaited, when, status, spec["task"] if "task" in spec.columns else null())
             asked = select(*columns, *spec.primary_key).select_from(spec.mapper.persist_selectable)
             asked = asked.where(only(spec, *within(self._latches.session, spec, (chosen,)))).order_by(*spec.primary_key)
-            for reports, waits, cause, state, function, *key in read(self._latches, spec, asked):
+            for reports, waits, cause, state, function, *key in self._latches.read(spec, asked):
                 group = TaskKin(spec, reports, waits, condition(waits, cause), function)
                 found[group].append((tuple(key), shown_state(state, cause)))
         return found

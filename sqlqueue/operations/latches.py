@@ -110,6 +110,10 @@ class Latches:
     def _execute(self, statement: Any) -> Any:
         return self.adapter.rows.execute(self.session, self.spec, statement)
 
+    def read(self, spec: QueueSpec, statement: Any) -> Any:
+        """Return the rows of a statement on the table of a queue."""
+        return self.adapter.rows.execute(self.session, spec, statement).all()
+
     @cached_property
     def _may_miss(self) -> bool:
         """Whether a plain SELECT may not show what has been committed before this transaction locked a latch."""
@@ -281,7 +285,7 @@ class Latches:
             for some in _parts([row.id for row in rows if name in row.members]):
                 asked = select(*columns, func.count()).where(spec["reports_to"].in_(some)).group_by(*columns)
                 latest = self._latest(spec, "reports", asked, skips=ended)
-                for latch, status, when, number in self._execute_for(spec, latest):
+                for latch, status, when, number in self.read(spec, latest):
                     found[latch][shown_state(status, when) if status in FINAL else "unfinished"] += number
         sums = [func.sum(self.c[name]) for name in OUTCOMES]
         closed = func.count() - func.count(self.c.opened_at)
@@ -351,7 +355,7 @@ class Latches:
 
     def _waited_for(self, spec: QueueSpec, ids: Collection[str]) -> list[str]:
         found = self._latest(spec, "waits", select(spec["waits_for"]).where(_waits(spec, ids, COMPLETED)))
-        return list({key for (key,) in self._execute_for(spec, found.distinct())})
+        return list({key for (key,) in self.read(spec, found.distinct())})
 
     def _end(self, spec: QueueSpec, ids: Collection[str], when: str, marks: Sequence[Assignment]) -> set[str]:
         """Cancel waiting tasks; return the latches to which they report."""
@@ -365,21 +369,18 @@ class Latches:
         """Write to the rows that are ``found``, by key; return the latch to which each reports."""
         rows, width = self.adapter.rows, len(spec.primary_key)
         asked = select(*spec.primary_key, spec["reports_to"]).where(found)
-        named = self._execute_for(spec, self._latest(spec, "waits", asked))
+        named = self.read(spec, self._latest(spec, "waits", asked))
         for some in rows.batches(spec, [tuple(row) for row in named]):
             keys = rows.key_in(spec, [row[:width] for row in some])
             with translating(self.adapter, spec):
                 rows.count(self.session, spec, rows.by_key(spec, write(spec, and_(keys, still), values)))
             yield from (row[width] for row in some)
 
-    def _execute_for(self, spec: QueueSpec, statement: Any) -> Any:
-        return self.adapter.rows.execute(self.session, spec, statement).all()
-
     def _culprit(self, key: str) -> str:
         """Return a text that names a failed member of a latch."""
         for spec in self.flows.values():
             failed = select(*spec.primary_key, spec["status"]).where(spec["reports_to"] == key, has_failed(spec))
-            for row in self._execute_for(spec, failed.limit(1)):
+            for row in self.read(spec, failed.limit(1)):
                 return f"{spec.entity.__name__} {key_text(tuple(row[:-1]))} was {row[-1]}"
         broken = select(self.c.id, self.c.waits_for).where(self.c.reports_to == key, self.c.broken_at.is_not(None))
         for part, source in self._execute(broken.limit(1)).all():
