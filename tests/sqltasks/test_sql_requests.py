@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import resource
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +14,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError
+from sqlqueue._support.processes import CONTEXT
 from sqlqueue.dialects.connections import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler, execution
 from sqlqueue.sqltasks.execution import RequestExecutor, Watchdog, response
@@ -121,9 +121,8 @@ def test_a_large_result_takes_little_memory(sync_db: Database) -> None:
     columns, tables = (
         ", ".join(f"{each}{n}{end}" for n in range(4)) for each, end in (("t", ".error"), ("task t", ""))
     )
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_memory_of, args=(sync_db.url, f"SELECT {columns} FROM {tables}", theirs))
+    ours, theirs = CONTEXT.Pipe()
+    child = CONTEXT.Process(target=_memory_of, args=(sync_db.url, f"SELECT {columns} FROM {tables}", theirs))
     child.start()
     assert ours.poll(150)
     truncated, rows, megabytes = ours.recv()
