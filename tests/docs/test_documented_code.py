@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.orm import Session
 
+from sqlqueue._support.processes import CONTEXT
 from tests.docs.pages import PAGES, README, WITH_CODE, blocks, files, name
 
 SHOWN = {"console", "dockerfile", "ini", "py", "sh", "sql", "text", "toml", "yaml"}
@@ -58,7 +58,7 @@ def test_a_page_runs(page: Path) -> None:
     if page.name not in IN_CHILD:
         execute(page)
         return
-    child = multiprocessing.get_context("spawn").Process(target=execute, args=(page,))
+    child = CONTEXT.Process(target=execute, args=(page,))
     child.start()
     child.join()
     assert child.exitcode == 0
