@@ -181,8 +181,7 @@ def test_a_lost_claim_completes_none_of_the_batch(sync_db: Database) -> None:
 
     def stall(messages: Sequence[Any]) -> None:
         end_leases(sync_db, Outgoing)
-        with sync_db.begin() as actor:
-            others([*actor.run(claim_messages, Outgoing, limit=1)])
+        others([*sync_db.committed.run(claim_messages, Outgoing, limit=1)])
 
     relay = relay_of(sync_db, stall)
     once(sync_db, relay)

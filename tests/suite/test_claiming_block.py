@@ -32,7 +32,6 @@ def written(db: Database) -> list[int]:
         return list(session.scalars(select(Ledger.task_id).order_by(Ledger.task_id)))
 
 
-@pytest.mark.asyncio_everywhere
 def test_the_block_completes_its_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -90,7 +89,6 @@ def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.L
     assert "\nINFO" not in caplog.text
 
 
-@pytest.mark.asyncio_everywhere
 def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
@@ -122,7 +120,6 @@ def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None
     assert outcome(db) == ("retryable", "ValueError")
 
 
-@pytest.mark.asyncio_everywhere
 def test_claim_lost_error_propagates(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()

@@ -105,8 +105,7 @@ def test_rows_of_inheriting_classes(db: Database) -> None:
         session.enqueue(Reminder, [{"id": 1, "about": "milk"}])
         session.enqueue(Reminder, [{"id": 2}], on_conflict="ignore")
         session.enqueue(CreditNote, [{"id": 1, "amount": 7}])
-    with db.begin() as session:
-        assert len(session.claim_many(Reminder, limit=3)) == 2
+    assert len(db.committed.claim_many(Reminder, limit=3)) == 2
     assert load(db, Reminder, 1).about == "milk"
     assert (load(db, CreditNote, 1).amount, load(db, CreditNote, 1).status) == (7, "available")
 

@@ -27,7 +27,6 @@ def note(actor: Actor, name: str) -> Any:
     return found
 
 
-@pytest.mark.asyncio_everywhere
 def test_predecessors_of_tasks_with_one_set_several_sets_and_none(flow: Database) -> None:
     with flow.begin() as session, session.batch("import") as batch:
         a, b, c = (batch.add(Page(name=name)) for name in "abc")
@@ -79,7 +78,6 @@ def test_predecessors_of_the_running_task(flow: Database, monkeypatch: pytest.Mo
         names(session)
 
 
-@pytest.mark.asyncio_everywhere
 def test_members_of_a_batch_as_a_criterion_and_their_progress(flow: Database) -> None:
     for key in ("import", "other"):
         with flow.begin() as session, session.batch(key) as batch:

@@ -113,7 +113,6 @@ def three_pages(db: Database, key: str) -> None:
             batch.then(Note(name=when), when=when)
 
 
-@pytest.mark.asyncio_everywhere
 def test_callbacks_of_a_batch(flow: Database) -> None:
     three_pages(flow, "import")
     assert set(work(flow)[:3]) == {"a", "b", "c"}
@@ -124,11 +123,9 @@ def test_callbacks_of_a_batch(flow: Database) -> None:
         assert (latch.completed, latch.discarded, latch.broken_at) == (3, 0, None)
         skipped = session.scalar(select(Note).where(Note.name == "failed"))
         assert (skipped.error, skipped.waits_when) == (None, "skipped")
-    with flow.begin() as session:
-        assert session.run(opens, "import") == 0, "it has opened twice"
+    assert flow.committed.run(opens, "import") == 0, "it has opened twice"
 
 
-@pytest.mark.asyncio_everywhere
 def test_callbacks_of_a_batch_with_a_failure_and_after_its_retry(flow: Database) -> None:
     three_pages(flow, "import")
     with flow.begin() as session:
@@ -295,8 +292,7 @@ def test_members_that_are_not_committed_yet_keep_their_batch_closed(flow: Databa
         session.complete(session.claim(Page))
     with flow.begin() as session:
         session.enqueue(Page(name="b"), into="import")
-        with flow.begin() as another:  # adders do not wait for each other
-            another.enqueue(Page(name="c"), into="import")
+        flow.committed.enqueue(Page(name="c"), into="import")  # adders do not wait for each other
         with flow.begin() as other:
             assert opens(other.sync_session, "import") == 0, "it has opened over a member"
     assert Counter(work(flow)) == Counter(["b", "c", "end"])
@@ -390,8 +386,7 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
     with flow.begin() as session, session.batch("late") as late:
         late.add(Page, [{}])
         late.then(Note(name="late alarm"), when="failed")
-    with flow.begin() as session:
-        session.enqueue(Page(name="cancelled at once"), after="inner", into="late")
+    flow.committed.enqueue(Page(name="cancelled at once"), after="inner", into="late")
     assert ends(flow, Note)["late alarm"] == "available"
     for key in ("above", "over", "beside"):
         with flow.begin() as session, session.batch(key) as batch:
@@ -413,8 +408,7 @@ def test_one_look_does_all_that_follows(flow: Database) -> None:
             session.discard(session.claim(Page, Page.name == name), "boom")
         session.cancel(session.claim(Page, Page.name == "single"))
     for key, number in (("unseen/0", 3), ("nested", 1), ("single", 1)):
-        with flow.begin() as session:
-            assert session.run(opens, key) == number
+        assert flow.committed.run(opens, key) == number
     assert ends(flow, Page)["not run either"] == "cancelled"
     found = ends(flow, Note)
     available = {name for name, status in found.items() if status == "available"}
@@ -851,8 +845,7 @@ def test_a_user_who_cancels_a_waiting_task_takes_it_out(flow: Database) -> None:
 @pytest.mark.one_engine
 def test_members_that_are_cancelled_or_expire_end_their_batch(flow: Database) -> None:
     three_pages(flow, "import")
-    with flow.begin() as session:
-        session.enqueue(Note(name="push"), into="import")
+    flow.committed.enqueue(Note(name="push"), into="import")
     flow.execute(update(Note).where(Note.name == "push").values(expires_at=Note.created_at))
     flow.committed.cancel(Page, Page.name == "a")
     flow.committed.advance(Page)
@@ -939,7 +932,6 @@ def test_why_a_task_waits(flow: Database) -> None:
 # -- members and waiters that are added later, and events --------------------------------------------------------------
 
 
-@pytest.mark.asyncio_everywhere
 def test_a_running_member_adds_members(flow: Database) -> None:
     with flow.begin() as session, session.batch("crawl") as batch:
         last = batch.add(Page(name="after"), after=batch.add(Page(name="first")))
@@ -958,15 +950,13 @@ def test_a_running_member_adds_members(flow: Database) -> None:
         session.enqueue(Page(), into="crawl")
 
 
-@pytest.mark.asyncio_everywhere
 def test_an_unsealed_batch_ends_once_it_is_sealed(flow: Database) -> None:
     with flow.begin() as session, session.batch("import", sealed=False) as batch:
         batch.then(Note(name="end"))
         batch.then(Note(name="failed"), when="failed")
     flow.committed.enqueue(Page(name="a"), into="import")
     assert work(flow) == ["a"]
-    with flow.begin() as session:
-        session.enqueue(Page, [{"name": "b"}, {"name": "c"}], into="import")
+    flow.committed.enqueue(Page, [{"name": "b"}, {"name": "c"}], into="import")
     assert work(flow, "b") == ["b", "c", "failed"], "a failure is told before the batch is sealed"
     assert flow.committed.retry(Page) == 1
     assert work(flow) == ["b"]
@@ -994,7 +984,6 @@ def test_batches_that_cannot_be_unsealed_sealed_or_joined(flow: Database) -> Non
         flow.committed.open_event(Page, "unsealed")
 
 
-@pytest.mark.asyncio_everywhere
 def test_nested_batches_end_with_their_callbacks(flow: Database) -> None:
     with flow.begin() as session, session.batch("outer") as outer:
         first = outer.add(Page(name="first"))
@@ -1036,7 +1025,6 @@ def test_a_failure_in_a_nested_batch_breaks_the_outer_one_until_it_is_retried(fl
     assert flow.committed.progress(Page, "outer").completed == 3
 
 
-@pytest.mark.asyncio_everywhere
 def test_stored_tasks_get_successors_before_and_after_their_end(flow: Database) -> None:
     for name in ("good", "bad"):
         flow.committed.enqueue(Page(name=name))
@@ -1065,7 +1053,6 @@ def test_stored_tasks_get_successors_before_and_after_their_end(flow: Database) 
     assert found["needs both"] == "cancelled"
 
 
-@pytest.mark.asyncio_everywhere
 def test_events_open_once_before_or_after_tasks_wait_for_them(flow: Database) -> None:
     flow.committed.enqueue(Note(name="early"), after="label:7")
     flow.committed.enqueue(Note, [{"name": "both"}], after=["label:7", "paid:7"])
@@ -1176,8 +1163,7 @@ def test_random_graphs_end_as_a_model_says_and_so_after_a_retry(flow: Database) 
                 tasks[name] = batch.add(Page(name=name), after=[tasks[each] for each in after], when=when)
         with flow.begin() as session:
             keys = session.scalars(select(Latch.id).where(Latch.opened_at.is_(None))).all()
-        with flow.begin() as session:
-            assert session.run(opens, *keys) == 0, graph
+        assert flow.committed.run(opens, *keys) == 0, graph
         failing = set(rng.sample(names, len(names) // 3))
         work(flow, *failing, models=[Page])
         told = {name: status for name, status in ended(flow).items() if name in graph}

@@ -84,8 +84,7 @@ def test_keys_in_sequence(db: Database) -> None:
         session.snooze(session.claim(Transfer, Transfer.account == "late"), HOUR)
         session.claim(Transfer, Transfer.account == "runs")
         session.cancel(Transfer, Transfer.account == "none")
-    with db.begin() as session:
-        found = session.keys(Transfer)
+    found = db.committed.keys(Transfer)
     assert shown(found, "ready", "running") == {
         "held": (2, 0),
         "late": (2, 0),
@@ -114,7 +113,7 @@ def test_as_much_is_read_of_a_large_backlog_as_of_a_small_one(db: Database, mode
             assert session.keys(model, first=3)[1].ready == 1_000
         return read.amount
 
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    other = db.read_committed
     db.insert(model, [row for key in ("a", "b", "c") for row in rows(1_200, **{column: key})])
     small = effort()
     done = {column: "b", "status": "completed", "available_at": PAST, "finished_at": PAST}
@@ -138,10 +137,11 @@ def test_the_backlog_of_the_only_key_that_statistics_know_is_not_read(
     }
     if db.case.name == "sqlite":
         del calls["why"]  # it cannot be told which index to use, and has another one for tasks of the same time
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
-    for number in (1_500, 15_000):
+    other = db.read_committed
+    backlog = {column: "large", "available_at": PAST}
+    for fill in (lambda: db.insert(model, [backlog] * 1_250), lambda: insert_many(db, model, backlog)):
         turns._rotations.clear()
-        db.insert(model, [{column: "large", "available_at": PAST}] * number)
+        fill()
         analyze(db, model)
         for key in [*(f"key {n:02}" for n in range(40)), None]:
             db.insert(model, rows(20, **{column: key}))
@@ -283,7 +283,7 @@ def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> 
             assert {getattr(task, column) for task in found} == {"b"}
         return read.amount
 
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    other = db.read_committed
     where = not_paused(adapter_for(db.engine.dialect), spec_of(model), {f"{model.__tablename__}=a"}) or ()
     db.insert(model, [row for key in ("a", "b") for row in rows(40, **{column: key})])
     small = effort()
@@ -318,7 +318,7 @@ def test_a_claim_of_tasks_without_a_key_reads_no_others(
             assert len(tasks) == size if model is not Visit else tasks
         return read.amount
 
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    other = db.read_committed
     db.insert(model, [row for key in ("a", "b", None) for row in rows(40, **{column: key})])
     small = effort()
     db.insert(model, rows(5_000, **{column: "a", "priority": -1, "created_at": PAST}))
@@ -341,7 +341,7 @@ def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
         analyze(db, model)
         return median_read(other, model, size)
 
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    other = db.read_committed
     with db.begin() as session:
         if way in ("limit", "rate"):
             session.set_limit(Visit, "a", 50 if way == "limit" else None)
@@ -368,9 +368,8 @@ def test_why_reads_the_running_tasks_of_the_key_alone(db: Database) -> None:
         db.committed.cancel(Visit, Visit.limit_key == "a")
         return read.amount
 
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
-    with db.begin() as session:
-        session.set_limit(Visit, "a", 2)
+    other = db.read_committed
+    db.committed.set_limit(Visit, "a", 2)
     small = effort()
     insert_many(db, Visit, {"limit_key": "b", "status": "completed", "finished_at": PAST, "available_at": PAST})
     assert effort() <= 2 * small + 200

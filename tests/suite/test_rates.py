@@ -249,8 +249,7 @@ def test_a_task_without_a_limit_keeps_its_lease(db: Database) -> None:
 
 def test_consumed_tasks_are_charged(db: Database) -> None:
     fetches(db, *"aaaa")
-    with db.begin() as actor:
-        assert len(actor.consume_many(Fetching, limit=9)) == 3
+    assert len(db.committed.consume_many(Fetching, limit=9)) == 3
     assert start(db) == []
 
 

@@ -17,8 +17,7 @@ BERLIN = Cron("30 2 * * *", "Europe/Berlin")
 
 
 def listed(db: Database, first: int | None = None) -> dict[str | None, RecurringTask]:
-    with db.begin() as session:
-        found, _ = session.run(recurring_tasks, Chore, first=first)
+    found, _ = db.committed.run(recurring_tasks, Chore, first=first)
     return {each.unique_key: each for each in found}
 
 
@@ -36,8 +35,7 @@ def test_recurring_tasks_show_their_last_and_next_runs(sync_db: Database) -> Non
         assert chore is not None
     hourly = listed(db)["hourly"]
     assert (hourly.status, hourly.last_run) == ("running", chore.claimed_at)
-    with db.begin() as session:
-        session.fail(chore, "no", retry_in=timedelta(minutes=1))
+    db.committed.fail(chore, "no", retry_in=timedelta(minutes=1))
     found = listed(db)
     assert list(found) == ["hourly", "nightly", "gone"]
     hourly, nightly, gone = found.values()
@@ -55,8 +53,7 @@ def test_the_next_run_of_a_running_task_follows_its_plan(sync_db: Database) -> N
         session.add(Chore(task="a", arguments={}, unique_key="a", schedule=Every(timedelta(hours=1))))
         session.flush()
         session.run_now(Chore)
-    with sync_db.begin() as session:
-        assert (claimed := session.claim(Chore)) is not None
+    assert (claimed := sync_db.committed.claim(Chore)) is not None
     (found,) = listed(sync_db).values()
     assert timedelta(minutes=59) < found.next_runs[0] - claimed.claimed_at <= timedelta(hours=1)  # not the lease's end
 

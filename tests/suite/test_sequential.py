@@ -122,8 +122,7 @@ def test_a_discarded_task_holds_its_key_until_it_is_retried(db: Database) -> Non
     assert db.committed.claim(Transfer) is None
     assert [reason.cause for reason in reasons(db, 2)] == [Cause.KEY_HELD]
     assert reasons(db, 2)[0].text.startswith("task 1 with its key 'a' was discarded at ")
-    with db.begin() as session:
-        assert session.retry(Transfer, Transfer.id == 1) == 1
+    assert db.committed.retry(Transfer, Transfer.id == 1) == 1
     with db.begin() as session:
         task = session.claim(Transfer)
         assert task.id == 1
@@ -171,8 +170,7 @@ def test_a_queue_that_continues_after_discarded_tasks(db: Database) -> None:
 def test_an_earlier_task_that_runs_again_waits_for_the_one_that_is_running(db: Database) -> None:
     transfers(db, "a", "a", "a", "a", "b")
     db.committed.cancel(Transfer, Transfer.id.in_([1, 2]))
-    with db.begin() as session:
-        third = session.claim(Transfer, Transfer.account == "a")
+    third = db.committed.claim(Transfer, Transfer.account == "a")
     assert db.committed.rerun(Transfer, Transfer.id.in_([1, 2])) == 2
     with db.begin() as session:
         assert claimed(session) == {5}
@@ -316,7 +314,7 @@ def test_a_task_that_is_no_longer_the_first_when_a_claim_locks_it(sync_db: Datab
 
 @pytest.mark.requires("statistics")
 def test_a_claim_does_not_read_the_discarded_tasks_of_other_keys(sync_db: Database) -> None:
-    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    other = sync_db.read_committed
     ready = [row for n in range(40) for row in rows(20, account=f"key {n}")]
     sync_db.insert(Transfer, ready)
     small = median_read(other, Transfer, 20, times=5)
@@ -336,7 +334,7 @@ def test_a_claim_reads_as_little_beside_a_long_blocked_backlog_as_beside_a_short
             adapter_for(session.get_bind().dialect).rows.lock(session, ready(1).lanes.unkeyed)
         return read.amount
 
-    other = sync_db.variant(isolation_level="SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED")
+    other = sync_db.read_committed
     ready = {"available_at": PAST, "created_at": PAST, "status": "available", "finished_at": None}
     blocked = [{**ready, "account": key} for key in ("held", "late", "busy")]
     states = [
@@ -401,18 +399,15 @@ def test_a_worker_is_woken_for_the_next_task_whoever_ends_the_first(
     monkeypatch.setattr(fetcher, "FIRST_LOOK", HOUR.total_seconds())
     transfers(sync_db, "a", "a", "b", "b")
     started: list[int] = []
-    with sync_db.begin() as session:
-        a, _ = sorted(session.claim_many(Transfer, limit=2, lease=HOUR), key=lambda task: task.id)
+    a, _ = sorted(sync_db.committed.claim_many(Transfer, limit=2, lease=HOUR), key=lambda task: task.id)
     workers = Workers(sync_db)
     try:
         workers.serve(Transfer, lambda transfer: started.append(transfer.id), poll=HOUR)
         time.sleep(0.5)  # it has looked, and waits
-        with sync_db.begin() as session:
-            session.complete(a)
+        sync_db.committed.complete(a)
         eventually(lambda: started == [2])
         time.sleep(0.5)
-        with sync_db.begin() as session:
-            session.cancel(Transfer, Transfer.id == 3)
+        sync_db.committed.cancel(Transfer, Transfer.id == 3)
         eventually(lambda: started == [2, 4])
     finally:
         workers.end_test()

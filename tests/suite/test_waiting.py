@@ -29,8 +29,7 @@ def waits(db: Database, tasks: Any, timeout: timedelta = SOON) -> Any:
 
 def stored(db: Database, model: Any, number: int) -> list[Any]:
     db.insert(model, [{"id": n, **row} for n, row in enumerate(rows(number), 1)])
-    with db.begin() as session:
-        return list(session.find(model))
+    return list(db.committed.find(model))
 
 
 def looked(db: Database, act: Callable[[], object]) -> Callable[[], int]:
@@ -107,8 +106,7 @@ def test_bad_input(sync_db: Database) -> None:
     complains("timeout=5", [], 5)
     complains("give a task", None)
     leaflet = Leaflet()
-    with sync_db.begin() as session:
-        session.add(leaflet)
+    sync_db.committed.add(leaflet)
     complains("on_complete='keep'", leaflet)
     assert wait_for(sync_db.sessions(), list[Task](), timeout=NOW) == []
 
