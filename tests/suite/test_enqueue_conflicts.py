@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from sqlqueue import DuplicateTaskError
 from tests.support.harness import Database
 from tests.support.models import Document, Letter, Order, Seat
 from tests.support.rows import FUTURE, PAST, clock, load, load_all
 
 FINAL = ["completed", "cancelled", "discarded"]
+
+
+@pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
+def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
+    db.insert(Document, [{"id": "a"}])
+    session = db.session()
+    with pytest.raises(DuplicateTaskError, match=r"^Document with id 'a' exists: .*on_conflict") as duplicate:
+        session.enqueue(Document, [{"id": "a"}]) if as_rows else session.enqueue(Document(id="a"))
+    assert (duplicate.value.model, duplicate.value.keys) == (Document, ({"id": "a"},))
+    assert isinstance(duplicate.value.__cause__, IntegrityError)
+    session.rollback()
+    db.committed.enqueue(Document(id="b"))
 
 
 def test_other_violations_are_not_duplicates(db: Database) -> None:

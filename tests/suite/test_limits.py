@@ -404,6 +404,16 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     assert len(claim(db)) == 1
 
 
+def test_a_lowered_limit_stops_no_other_key(db: Database) -> None:
+    visits(db, *"aabbab")
+    running = claim(db)
+    assert len(running) == 4
+    for key in "ab":
+        set_limit(db, 1, key)
+    db.committed.complete(running[2:])
+    assert [claim.identity for claim in claim(db)] == [(6,)]
+
+
 def test_the_first_limits_by_key(sync_db: Database) -> None:
     with sync_db.begin() as session:
         for key in "cab":
