@@ -194,7 +194,8 @@ class Database:
     @cached_property
     def read_committed(self) -> Database:
         """The same server through an engine at READ COMMITTED, or SERIALIZABLE with one writer, for counts of what a
-        call reads. It is kept, so that each statement is compiled once."""
+        call reads. It is kept, so that each statement is compiled once; its connections are not, since a server may
+        keep the plans of earlier tests with them."""
         level = "SERIALIZABLE" if self.case.one_writer else "READ COMMITTED"
         options: dict[str, Any] = {"isolation_level": level, "query_cache_size": 5_000}
         return Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
@@ -219,14 +220,12 @@ class Database:
         while self._actors:
             self._actors.pop().close()
         if "read_committed" in self.__dict__:
-            self.read_committed.end_test()
+            self.read_committed.dispose()
         while self._variants:
             self._variants.pop().dispose()
 
     def dispose(self) -> None:
         self.end_test()
-        if "read_committed" in self.__dict__:
-            self.read_committed.dispose()
         if isinstance(self.bind, AsyncEngine):
             self._loop.run(self.bind.dispose())
         else:
