@@ -538,15 +538,11 @@ def advance(session: AnySession, entity: type[QueueMixin]) -> int:
     hides = latches.adapter.inspection.hides_rows
     if any(hides(session.connection(each.bind_arguments), each) for each in latches.flows.values()):
         raise ArgumentError("advance() needs a session that sees all tasks, because of row-level security")
-    opened = 0
     latches.release_late(latches.late(LATE))
-    broken = latches.break_(latches.failing(None))
-    while found := latches.ripe(None):
-        look = latches.open(found)
-        opened += look.opened
-        if not look.opened:
-            break
-    return opened + len(broken)
+    opened = len(latches.break_(latches.failing(None)))
+    while more := latches.open(latches.ripe(None)).opened:
+        opened += more
+    return opened
 
 
 def prune_batches(
