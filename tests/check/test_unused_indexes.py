@@ -12,7 +12,7 @@ from sqlqueue import verify_schema
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql import picks
 from tests.check.checking import CLAIM, execute, findings, found, looked
-from tests.support.check_models import Base, KeyedBase, Ordered, Post, Shared
+from tests.support.check_models import Base, KeyedBase, Limited, Ordered, Post, Shared
 from tests.support.harness import Database
 
 LARGE = 10_000
@@ -88,11 +88,13 @@ def test_the_index_of_keys_in_another_order_of_columns(healthy: Database, model:
 
 
 @pytest.mark.requires("without_indexes")
-def test_a_planner_that_reads_all_tasks_of_a_key(healthy: Database) -> None:
+@pytest.mark.parametrize(("model", "key"), [(Shared, {"tenant": "z"}), (Limited, {"limit_key": "z"})])
+def test_a_planner_that_reads_all_tasks_of_a_key(healthy: Database, model: Any, key: dict[str, Any]) -> None:
     KeyedBase.metadata.create_all(healthy.engine)
-    healthy.insert(Shared, [{"tenant": "z"} for _ in range(LARGE)])
-    execute(healthy, healthy.case.analyze.format(table="checked_shared"))
-    assert found(healthy, Shared) == set()
+    healthy.insert(model, [key for _ in range(LARGE)])
+    execute(healthy, healthy.case.analyze.format(table=model.__tablename__))
+    assert found(healthy, model) == set()
     misled = healthy.variant(on_connect=healthy.case.without_indexes)
-    texts = [finding.message for finding in findings(misled, Shared)]
-    assert any("looks for the next key of checked_shared does not use the index" in text for text in texts)
+    texts = [finding.message for finding in findings(misled, model)]
+    claim = f"looks for the next key of {model.__tablename__}"
+    assert any(f"{claim} does not use the index" in text for text in texts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from sqlalchemy import Identity, MetaData, Sequence, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import QueueMixin, QueueOptions, TopicMixin
+from sqlqueue import LimitMixin, QueueMixin, QueueOptions, Rate, SlotMixin, TopicMixin
 
 
 class Base(DeclarativeBase):
@@ -54,6 +56,18 @@ class Shared(QueueMixin, KeyedBase):
     __queue__ = QueueOptions(fair="tenant")
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(20))
+
+
+class CheckedSlot(SlotMixin, KeyedBase):
+    __tablename__ = "checked_slot"
+
+
+class Limited(LimitMixin, KeyedBase):
+    """A queue whose keys have limits and rates."""
+
+    __tablename__ = "checked_limited"
+    __queue__ = QueueOptions(slots=CheckedSlot, limit=2, rate=Rate(9, per=timedelta(minutes=1)))
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Ordered(QueueMixin, KeyedBase):
