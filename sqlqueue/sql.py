@@ -930,6 +930,36 @@ def _with_lanes(pick: Pick, kind: str) -> Pick:
     return replace(pick, where=where, order=order, index=index, divided=divided, exact=False, lanes=lanes)
 
 
+def in_lanes(
+    spec: QueueSpec,
+    state: tuple[Criterion, ...],
+    where: tuple[Criterion, ...],
+    order: Sequence[Ordering],
+    index: str,
+    *first: Ordering,
+) -> Pick:
+    """Return the rows in this ``state``, whose keys are in order in the index after those ``first`` terms."""
+    column: Any = spec.keyed_by
+    pick = Pick(spec=spec, state=state, where=where, order=tuple(order), limit=COUNTED, index=index, exact=False)
+    lanes = Lanes(
+        column=column,
+        within=where,
+        listed=(),
+        place="sequence" if first else ((), ()),
+        order=(*first, Ordering(column)),
+        has_all=not where,
+        ordered=pick,
+    )
+    return replace(pick, lanes=lanes)
+
+
+def later_in_lanes(spec: QueueSpec, where: tuple[Criterion, ...]) -> Pick:
+    """Return the rows that run or wait for a time to come, by their keys."""
+    column: Any = spec.keyed_by
+    later = (spec["finished_at"].is_(None), is_due(spec), ~has_come(spec))
+    return in_lanes(spec, later, where, spec.due_order, spec.index_name("due", [column]))
+
+
 def sequential_picks(
     spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = (), *, run: int = 1
 ) -> tuple[Step]:

@@ -55,10 +55,9 @@ from ..sql import (
     Assignment,
     Pick,
     before,
-    has_come,
-    is_due,
     is_held,
     lane_picks,
+    later_in_lanes,
     present_status,
     state,
     utcnow,
@@ -87,8 +86,8 @@ LOWERED = 1
 """The ``max_attempts`` in row 0 of a key whose limit was lowered while more tasks ran."""
 PLACES = 100
 """The maximum number of places of a key: the places of a higher rate are worth several starts each."""
-Row: TypeAlias = tuple[str, int, int] | tuple[str, int, int, int]
-"""A key, a number, and the values of ``max_attempts`` and ``period``, if there is one."""
+Row: TypeAlias = tuple[str, int, int, int | None]
+"""A key, a number, and the values of ``max_attempts`` and ``period``."""
 _BATCH = 1_000
 """Slots inserted at a time: many keys with a high limit have more than fit into memory."""
 
@@ -131,8 +130,7 @@ def _insert_keys(
     slots, limit, rate = slots_of(spec), spec.options.first_limit, spec.options.rate
     try:
         with begin():
-            make(session, adapter, slots, (row for key in keys for row in _rows_of_rate(key, limit, rate)))
-            make(session, adapter, slots, (row for key in keys for row in _rows_of_limit(key, limit, rate)))
+            make(session, adapter, slots, (row for key in keys for row in _rows_of(key, limit, rate)))
         return
     except DBAPIError as error:
         if not adapter.connections.is_duplicate(error):
@@ -150,27 +148,15 @@ def _insert_keys(
         _insert_keys(session, begin, adapter, spec, rest)
 
 
-def _rows_of_rate(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
-    if rate is not None:
-        period = milliseconds(rate)
-        yield key, 0, _row_0(limit), period
-        yield from ((key, -number, worth, period) for number, worth in enumerate(worths(rate), 1))
+def _rows_of(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
+    period = None if rate is None else milliseconds(rate)
+    yield key, 0, UNLIMITED if limit is None else 0, period
+    yield from ((key, -number, worth, period) for number, worth in enumerate(worths(rate) if rate else (), 1))
+    yield from ((key, number, ENDLESS, None) for number in range(1, (limit or 0) + 1))
 
 
-def _rows_of_limit(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
-    if rate is None:
-        yield key, 0, _row_0(limit)
-    yield from ((key, number, ENDLESS) for number in range(1, (limit or 0) + 1))
-
-
-def _row_0(limit: int | None) -> int:
-    return UNLIMITED if limit is None else 0
-
-
-def worths(rate: Rate | None) -> list[int]:
+def worths(rate: Rate) -> list[int]:
     """Return how many starts each place of a key with this rate is worth."""
-    if rate is None:
-        return []
     number = min(rate.starts, PLACES)
     least, rest = divmod(rate.starts, number)
     return [least + (n < rest) for n in range(number)]
@@ -182,9 +168,9 @@ def milliseconds(rate: Rate) -> int:
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, rows: Iterable[Row]) -> None:
-    """Insert slots, places or the rows of keys, all or none of which have a ``period``."""
+    """Insert slots, places or the rows of keys."""
     names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts", "period")]
-    values = (dict(zip(names, row, strict=False)) for row in rows)
+    values = (dict(zip(names, row, strict=True)) for row in rows)
     while some := list(islice(values, _BATCH)):
         adapter.rows.execute(session, slots, insert(slots.table), some)
 
@@ -450,10 +436,9 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
     """Return the running tasks of the key, at most :data:`_LISTED`: those whose leases end first, in the order of their
     claims."""
     spec = seen.spec
-    _, due = lane_picks(spec)
-    held = present_status(spec) == state(Status.RUNNING)
-    running = spec["finished_at"].is_(None), is_due(spec), held, ~has_come(spec), *seen.scope
-    of_key = adapter.rows.lane(replace(due(1), state=running), seen.values["limit_key"], _LISTED)
+    pick = later_in_lanes(spec, tuple(seen.scope))
+    running = replace(pick, where=(present_status(spec) == state(Status.RUNNING), *pick.where))
+    of_key = adapter.rows.lane(running, seen.values["limit_key"], _LISTED)
     read = adapter.rows.select_candidates(of_key, *spec.primary_key, spec["claimed_by"], spec["claimed_at"])
     rows: Any = adapter.rows.execute(session, spec, read)
     found = (Holder(tuple(identity), worker, since) for *identity, worker, since in rows)
@@ -592,11 +577,8 @@ class Gate:
                     break
                 most *= FURTHER
                 self._read(more, most)
-        found = {key: min(share, *self._held(key)) for key, share in shares.items()}
-        return {key: number for key, number in found.items() if number}
-
-    def _held(self, key: Key) -> list[int]:
-        return [len(stock.held[key]) if key in stock.free else ENDLESS for stock in self._stocks]
+        limited = {key: [len(stock.held[key]) for stock in self._stocks if key in stock.free] for key in shares}
+        return {key: number for key, share in shares.items() if (number := min([share, *limited[key]]))}
 
     def use(self, tasks: Iterable[object]) -> None:
         """Let claimed tasks hold slots and places."""
@@ -648,10 +630,7 @@ class Gate:
             (slots["attempt"], case(*counts)),
             (name, case(*holders, else_=null()) if singles else null()),
         ]
-        self._write([row for row, _ in some], values)
-
-    def _write(self, keys: Sequence[Identity], values: Sequence[Assignment]) -> None:
-        slots, rows = self._slots, self._adapter.rows
+        rows, keys = self._adapter.rows, [row for row, _ in some]
         rows.execute(self._session, slots, rows.by_key(slots, write(slots, rows.key_in(slots, keys), values)))
 
     def _read(self, keys: Collection[Key], most: int) -> None:

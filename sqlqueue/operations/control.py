@@ -97,11 +97,12 @@ def set_rate(session: AnySession, entity: type[QueueMixin], key: str, rate: Rate
         rows.write([0], (slots["period"], null()))
         rows.resize([], sign=-1, retires=False)
         return
-    period: ColumnElement[int] = literal_column(str(milliseconds(rate)))
+    time = milliseconds(rate)
+    period: ColumnElement[int] = literal_column(str(time))
     later = and_(slots["period"] != period, slots["available_at"] > utcnow())
     until = case((later, utcnow(rate.per)), else_=slots["available_at"])
     rows.write([0], (slots["period"], period))
-    rows.resize(worths(rate), (slots["available_at"], until), (slots["period"], period), sign=-1, rate=rate)
+    rows.resize(worths(rate), (slots["available_at"], until), (slots["period"], period), sign=-1, time=time)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class _KeyRows:
         worths: Sequence[int],
         *values: Assignment,
         sign: int = 1,
-        rate: Rate | None = None,
+        time: int | None = None,
         retires: bool = True,
     ) -> bool:
         """Let the key have as many slots, or places if ``sign`` is -1, as there are ``worths``, and write ``values`` to
@@ -161,8 +162,8 @@ class _KeyRows:
             keys = [(self.key, number) for number in gone]
             adapter.rows.change(self.session, slots, remove(slots, adapter.rows.key_in(slots, keys)), keys)
         first = max(map(abs, used + others), default=0) + 1
-        new = [(self.key, sign * number, worth) for number, worth in enumerate(worths[len(kept) :], first)]
-        make(self.session, adapter, slots, new if rate is None else [(*row, milliseconds(rate)) for row in new])
+        new = enumerate(worths[len(kept) :], first)
+        make(self.session, adapter, slots, ((self.key, sign * number, worth, time) for number, worth in new))
         return bool(alike[0])
 
     def _numbers(self, sign: int) -> tuple[list[int], list[int]]:

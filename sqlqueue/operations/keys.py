@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,17 +16,17 @@ from ..kinds.limits import Limit, full_keys, is_place, read_limits, slots_of
 from ..lifecycle.kind import moment_text
 from ..model.declaration import QueueMixin
 from ..queue.options import Rate, Status
-from ..queue.spec import Criterion, Identity, Ordering, spec_of
+from ..queue.spec import Identity, Ordering, spec_of
 from ..sql import (
     COUNTED,
     EDGE,
-    Lanes,
     Pick,
     has_come,
+    in_lanes,
     is_available,
-    is_due,
     is_held,
     is_ready,
+    later_in_lanes,
     representable,
     state,
     terms_of,
@@ -136,30 +136,14 @@ class View:
         self._session = session_of(session)
         self._adapter = open_(self._session, spec)
         self._scope = tuple(terms_of(spec, scope_of(self._session, spec)))
-        self._waiting = self._in_sequence() if spec.lane is None else self._in_lanes()
+        self._waiting = self._all_waiting()
 
-    def _pick(self, state: tuple[Criterion, ...], order: Sequence[Ordering], index: str, *first: Ordering) -> Pick:
-        """Return the tasks in this ``state``, whose keys are in order in the index after those ``first`` terms."""
-        pick = Pick(
-            spec=self._spec, state=state, where=self._scope, order=tuple(order), limit=COUNTED, index=index, exact=False
-        )
-        lanes = Lanes(
-            column=self._column,
-            within=self._scope,
-            listed=(),
-            place="sequence" if first else ((), ()),
-            order=(*first, Ordering(self._column)),
-            has_all=not self._scope,
-            ordered=pick,
-        )
-        return replace(pick, lanes=lanes)
-
-    def _in_lanes(self) -> Pick:
-        return self._pick((is_available(self._spec),), (), self._spec.index_name("claim", [self._column]))
-
-    def _in_sequence(self) -> Pick:
-        spec, state = self._spec, (self._spec["finished_at"].is_(None),)
-        return self._pick(state, spec.sequence_order, spec.index_name("order"), Ordering(spec["finished_at"]))
+    def _all_waiting(self) -> Pick:
+        spec, scope = self._spec, self._scope
+        if spec.lane is not None:
+            return in_lanes(spec, (is_available(spec),), scope, (), spec.index_name("claim", [self._column]))
+        unfinished, first = (spec["finished_at"].is_(None),), Ordering(spec["finished_at"])
+        return in_lanes(spec, unfinished, scope, spec.sequence_order, spec.index_name("order"), first)
 
     def next_keys(self, after: Any, number: int) -> list[Any]:
         """Return the keys with waiting tasks that come after one, at most ``number``."""
@@ -231,11 +215,9 @@ class View:
         return self._adapter.rows.count_lane(self._waiting, key, has_come(self._spec))
 
     def _running(self, key: Any) -> ColumnElement[int]:
-        spec, pick, later = self._spec, self._waiting, ~has_come(self._spec)
-        if spec.lane is not None:
-            due = (spec["finished_at"].is_(None), is_due(spec), later)
-            pick = self._pick(due, spec.due_order, spec.index_name("due", [self._column]))
-        return self._adapter.rows.count_lane(pick, key, among=is_held(spec) & later)
+        spec = self._spec
+        pick = self._waiting if spec.lane is None else later_in_lanes(spec, self._scope)
+        return self._adapter.rows.count_lane(pick, key, among=is_held(spec) & ~has_come(spec))
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:
         """Return the limits of keys, and how many of their tasks run and have started."""
@@ -262,14 +244,15 @@ class View:
         if spec.discarded_hold:
             discarded = (spec["status"] == state(Status.DISCARDED),)
             order = [Ordering(column) for column in spec.primary_key]
-            letters = first(self._session, self._pick(discarded, order, spec.index_name("held")), named, 1)
+            held = in_lanes(spec, discarded, self._scope, order, spec.index_name("held"))
+            letters = first(self._session, held, named, 1)
         found = dict[Any, KeyBlock]()
         number = next(n for n, column in enumerate(spec.primary_key) if column is not spec.sequence)
         for key, rows in heads.items():
             for *identity, status, until, is_later in rows:
-                held = [letter for letter in letters.get(key, ()) if letter[number] < identity[number]]
-                if held:
-                    found[key] = KeyBlock(held[0], Status.DISCARDED.value, None)
+                earlier = [letter for letter in letters.get(key, ()) if letter[number] < identity[number]]
+                if earlier:
+                    found[key] = KeyBlock(earlier[0], Status.DISCARDED.value, None)
                 elif is_later and status != Status.RUNNING:
                     found[key] = KeyBlock(tuple(identity), status, until)
         return found

@@ -16,7 +16,7 @@ from ..dialects.statements import LANES, ClaimRequest
 from ..queue.spec import Identity
 from ..sql import Pick, follower, has_come, is_held
 from ..transaction import ledger_of
-from .turns import Rotation
+from .turns import VISITED, Rotation
 
 # A task is the first of its key if no earlier task of the key is unfinished.  First tasks are searched for without
 # locks, by a statement that sees one state of the table.  The locks by primary key then decide which session has a
@@ -26,8 +26,6 @@ from .turns import Rotation
 # claim that is not committed.  All unfinished tasks before that one have been reactivated after its claim.  So a
 # reactivated task waits as long as the first one after it that was not reactivated is running or locked.
 
-VISITED = 8_192
-"""The number of keys after which a claim ends: keys whose first task may not be claimed now cost one search each."""
 UNKEYED = 32
 """How many tasks without a key a claim takes at most when it is their turn."""
 

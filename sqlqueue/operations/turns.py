@@ -37,7 +37,7 @@ _SOME = 4 * LANES
 _WIDTH = 4
 """How many times as many tasks of several keys are read as the claim wants, since some keys have more than others."""
 VISITED = 8_192
-"""The number of keys without slots after which a claim ends; the next one goes on there."""
+"""The number of keys of which no task may start after which a claim ends; the next one goes on there."""
 _LARGEST_VISIT = 8
 """How many tasks a key with a weight of 1 takes at a visit at most, however large claims are."""
 _SEVERAL = 3

@@ -212,6 +212,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where, used_up: 
     ready, due = (step(1) for step in picks(spec, criteria, ()))
     waiting = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), has_attempts(spec)))
     try:
+        # beside rates that are used up, tasks of other keys are searched for, which are not at the front of the queue
         if ready.divided is not None and not used_up and (seen := _poll_whole(session, adapter, ready, waiting)):
             return seen
         asked = select(*_moments(adapter, ready, waiting), utcnow(), *_of_rates(adapter, spec, criteria, used_up))
