@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from threading import Lock
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Pool
+from sqlalchemy import Pool, select
 from sqlalchemy.orm import Session
 from sqlalchemy.util import LRUCache
 
 from ..dialects.base import Adapter
 from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
-from ..kinds.limits import Gate
+from ..kinds.limits import Gate, slots_of
 from ..queue.spec import CACHE_SIZE, Identity, QueueSpec
 from ..sql import EDGE, LARGEST, Pick
 
@@ -72,6 +72,8 @@ class Keys:
         found, guesses = dict[Any, None](), True
         for _ in range(_READS):
             before, number = len(found), LANES if wanted <= LANES else MANY_LANES
+            if found and key not in self._following and pick.spec.is_limited and not adapter.rows.walks_keys:
+                self._guess_by_slots(adapter, session, slots_of(pick.spec), key)
             guesses = guesses and key in self._following
             following = self._read(adapter, session, pick, key, number, guesses=guesses)
             while key in following:
@@ -99,6 +101,13 @@ class Keys:
         self._following.update(following)
         return following
 
+    def _guess_by_slots(self, adapter: Adapter, session: Session, slots: QueueSpec, key: Any) -> None:
+        """Remember which keys with slots come after ``key``: those of which no task may start have some."""
+        column = slots["slot_key"]
+        later = select(column).where(*([] if key is EDGE else [column > key])).distinct()
+        named: Any = adapter.rows.execute(session, slots, later.order_by(column).limit(MANY_LANES))
+        self._following.update(pairwise([key, *named.scalars()]))
+
     def _guesses(self, key: Any, number: int) -> list[Any]:
         guesses = {key: None}
         while len(guesses) < number and (key := self._following.get(key, _NOBODY)) is not _NOBODY:
@@ -106,13 +115,6 @@ class Keys:
                 break
             guesses[key] = None
         return list(guesses)
-
-
-class Turn(NamedTuple):
-    """A key in the order of the turns."""
-
-    key: Any
-    weight: float
 
 
 class Rotation:
@@ -127,7 +129,7 @@ class Rotation:
         self._spec = spec
         self._lanes = MANY_LANES if spec.is_limited else LANES
         self._lock = Lock()
-        self._ring: deque[Turn] = deque()
+        self._ring: deque[Any] = deque()
         self.is_whole = False
         """Whether all keys are in the ring, which then goes round."""
         self._last: Any = _NOBODY
@@ -150,7 +152,7 @@ class Rotation:
     def has_turns(self, room: int, dry: Collection[Any]) -> bool:
         """Return whether it is known whose turn it is, for a claim of ``room`` tasks of keys that are not ``dry``."""
         with self._lock:
-            turns = sum(turn.key is not EDGE and turn.key not in dry for turn in self._ring)
+            turns = sum(key is not EDGE and key not in dry for key in self._ring)
             return turns > 0 and (self.is_whole or turns >= self._visits(room))
 
     def _visits(self, room: int) -> int:
@@ -160,22 +162,22 @@ class Rotation:
     def keys_in_turn(self) -> list[Any]:
         """Return the keys of the ring."""
         with self._lock:
-            return [turn.key for turn in self._ring if turn.key is not EDGE]
+            return [key for key in self._ring if key is not EDGE]
 
     def has_all(self, number: int, dry: Collection[Any]) -> bool:
         """Return whether all keys that are not ``dry`` are in the ring, and are at most so many."""
         with self._lock:
-            return self.is_whole and sum(turn.key is not EDGE and turn.key not in dry for turn in self._ring) <= number
+            return self.is_whole and sum(key is not EDGE and key not in dry for key in self._ring) <= number
 
     def take_turns(self, number: int, dry: Collection[Any]) -> list[Any]:
         """Return the next keys that are not ``dry``, at most so many, and go on after them."""
         keys = list[Any]()
         with self._lock:
-            for turn in [*self._ring]:
+            for key in [*self._ring]:
                 if len(keys) == number:
                     break
-                if turn.key is not EDGE and turn.key not in dry:
-                    keys.append(turn.key)
+                if key is not EDGE and key not in dry:
+                    keys.append(key)
                 self._go_on()
         return keys
 
@@ -200,14 +202,13 @@ class Rotation:
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
             if lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
                 keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
-        turns = [Turn(key, 0 if key is EDGE else spec.options.weight_of(key)) for key in keys]
         again = {key: number for number, key in enumerate(keys)} if goes_round else {}
-        first = next((again[turn.key] for turn in [*self._ring] if turn.key in again), 0)
+        first = next((again[key] for key in [*self._ring] if key in again), 0)
         if is_new:  # processes that end soon begin with different keys
-            first = random.randrange(len(turns) or 1)
+            first = random.randrange(len(keys) or 1)
         with self._lock:
             if self._last is last or not self._ring:  # otherwise, another thread has read them in the meantime
-                self._ring = deque([*turns[first:], *(turns[:first] if is_whole else ())])
+                self._ring = deque([*keys[first:], *(keys[:first] if is_whole else ())])
                 self.is_whole, self._read_at = is_whole, time.monotonic()
                 if is_new:
                     self._last = keys[first - 1] if first else start
@@ -224,12 +225,12 @@ class Rotation:
         skipped = 0
         with self._lock:
             if self.is_whole and len(self._ring) < _SEVERAL:
-                keys = [key for key, _ in self._ring if key is not EDGE and key not in dry]
+                keys = [key for key in self._ring if key is not EDGE and key not in dry]
                 if len(keys) == 1:
                     return {keys[0]: room}
             self._quantum = self._quantum or self._quantum_for(limit)
             while room and len(self._ring) > skipped:
-                key, weight = self._ring[0]
+                key = self._ring[0]
                 if key is EDGE or key in dry or (allowed := most(key) - shares.get(key, 0)) <= 0:
                     if key is EDGE:
                         self._quantum = self._quantum_for(limit)
@@ -240,7 +241,7 @@ class Rotation:
                     break
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
-                    credit += weight * self._quantum
+                    credit += self._spec.options.weight_of(key) * self._quantum
                 due = min(room, int(credit + _LITTLE))
                 if number := min(due, allowed):
                     shares[key] = shares.get(key, 0) + number
@@ -264,11 +265,10 @@ class Rotation:
         return 1 if has_few else min(math.ceil(limit / self._lanes), _LARGEST_VISIT)
 
     def _go_on(self) -> None:
-        turn = self._ring.popleft()
-        self._last = turn.key
-        self.laps += turn.key is EDGE
+        self._last = self._ring.popleft()
+        self.laps += self._last is EDGE
         if self.is_whole:
-            self._ring.append(turn)
+            self._ring.append(self._last)
 
     def goes_on(self, *, found: bool) -> bool:
         """Return whether a claim that has ended early, and ``found`` tasks or none, has left keys that no claim has
@@ -287,7 +287,7 @@ class Rotation:
     def run_out(self, keys: Collection[Any]) -> None:
         """Let keys that have no more tasks wait until they are read again."""
         with self._lock:
-            self._ring = deque(turn for turn in self._ring if turn.key not in keys)
+            self._ring = deque(key for key in self._ring if key not in keys)
             for key in keys:
                 self._credit.pop(key, None)
             if self._visited in keys:
