@@ -592,13 +592,6 @@ def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]], least: i
     return None
 
 
-def unlisted(term: Any, columns: Sequence[Column[Any]]) -> Criterion:
-    """Return a list of one value of one of ``columns`` as an equality, and any other term unchanged."""
-    values = listed(term)
-    criterion: Criterion = term.left == values[0] if len(values) == 1 and single([term], columns) else term
-    return criterion
-
-
 def all_but(column: Column[Any], values: Sequence[Any]) -> Criterion:
     """Return the criterion of rows with other values of ``column``, NULL among them; see :func:`excluded`."""
     others = column.not_in(values)
@@ -790,11 +783,8 @@ class Pick:
         column, divided = self.divided
         rest = tuple(term for term in self.where if term is not divided)
         order = tuple(term for term in self.order if not term.column.shares_lineage(column))
-        part = partial(replace, self, divided=None)
-        return [
-            part(where=(column == value, *rest), order=(*_by_null([column == value], [column]), *order))
-            for value in given(divided, column)
-        ]
+        each = ((column == value, *rest) for value in given(divided, column))
+        return [replace(self, divided=None, where=own, order=(*_by_null(own, [column]), *order)) for own in each]
 
     def undivided(self) -> tuple[Pick, ColumnElement[Any], frozenset[Any]]:
         """Return the rows of all parts of the queue, the column that divides it, and its values that are picked."""
@@ -834,7 +824,11 @@ def picks(
 
 
 def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]) -> tuple[Step, Step]:
-    terms = [unlisted(term, spec.partitions) for term in terms_of(spec, where)]
+    wanted: Sequence[Any] = terms_of(spec, where)
+    terms = [
+        term.left == listed(term)[0] if len(listed(term)) == 1 and single([term], spec.partitions) else term
+        for term in wanted
+    ]
     partition = single(terms, spec.partitions)
     by_key = all(fixes(terms, column) for column in spec.primary_key)
     divided = None if by_key or partition else listing(terms, spec.partitions)

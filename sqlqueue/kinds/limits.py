@@ -149,7 +149,7 @@ def _insert_keys(
 
 
 def _rows_of(key: str, limit: int | None, rate: Rate | None) -> Iterator[Row]:
-    period = None if rate is None else milliseconds(rate)
+    period = None if rate is None else rate.per // MILLISECOND
     yield key, 0, UNLIMITED if limit is None else 0, period
     yield from ((key, -number, worth, period) for number, worth in enumerate(worths(rate) if rate else (), 1))
     yield from ((key, number, ENDLESS, None) for number in range(1, (limit or 0) + 1))
@@ -160,11 +160,6 @@ def worths(rate: Rate) -> list[int]:
     number = min(rate.starts, PLACES)
     least, rest = divmod(rate.starts, number)
     return [least + (n < rest) for n in range(number)]
-
-
-def milliseconds(rate: Rate) -> int:
-    """Return the time of a rate as it is stored."""
-    return rate.per // MILLISECOND
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, rows: Iterable[Row]) -> None:
@@ -592,16 +587,19 @@ class Gate:
 
         Later than the claims themselves: the time of a place is never before that of the start that it counts.
         """
-        pairs: tuple[list[tuple[Identity, Claim]], ...] = ([], [])
+        taken, starts = list[tuple[Identity, Claim]](), defaultdict[Identity, list[Claim]](list)
         for claim in claims:
             for row in self._used.pop(claim.identity, ()):
-                pairs[row[1] < 0].append((row, claim))
+                if row[1] < 0:
+                    starts[row].append(claim)
+                else:
+                    taken.append((row, claim))
         for row in chain(*self._used.values()):
             self._stocks[row[1] < 0].held[row[0]].append(row)
         self._used.clear()
-        for some in _slot_batches(self._adapter, self._slots, pairs[0]):
+        for some in _slot_batches(self._adapter, self._slots, taken):
             self._write_slots(some)
-        for places in _slot_batches(self._adapter, self._slots, _together(pairs[1])):
+        for places in _slot_batches(self._adapter, self._slots, list(starts.items())):
             self._write_places(places)
 
     def _write_slots(self, pairs: Sequence[tuple[Identity, Claim]]) -> None:
@@ -708,13 +706,6 @@ class Gate:
             if worth > 1:
                 self._begun[key, number] = worth - starts
         return left
-
-
-def _together(pairs: Iterable[tuple[Identity, Claim]]) -> list[tuple[Identity, list[Claim]]]:
-    found = defaultdict[Identity, list[Claim]](list)
-    for row, claim in pairs:
-        found[row].append(claim)
-    return list(found.items())
 
 
 def _is_free(slots: QueueSpec, moment: ColumnElement[Any]) -> Criterion:

@@ -43,14 +43,13 @@ from ..kinds.limits import (
     is_place,
     is_taken,
     make,
-    milliseconds,
     read_limits,
     slots_of,
     worths,
 )
 from ..model.companions import LONGEST_PLACE, PauseMixin, companion_table, needed_companion
 from ..model.declaration import LONGEST_KEY, QueueMixin
-from ..queue.options import Rate, Status
+from ..queue.options import MILLISECOND, Rate, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql import Assignment, Pick, all_but, has_come, is_due, picks, present_status, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
@@ -97,7 +96,7 @@ def set_rate(session: AnySession, entity: type[QueueMixin], key: str, rate: Rate
         rows.write([0], (slots["period"], null()))
         rows.resize([], sign=-1, retires=False)
         return
-    time = milliseconds(rate)
+    time = rate.per // MILLISECOND
     period: ColumnElement[int] = literal_column(str(time))
     later = and_(slots["period"] != period, slots["available_at"] > utcnow())
     until = case((later, utcnow(rate.per)), else_=slots["available_at"])

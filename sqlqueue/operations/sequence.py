@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import dropwhile, takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import or_
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ from ..dialects.statements import LANES, ClaimRequest
 from ..queue.spec import Identity
 from ..sql import Pick, follower, has_come, is_held
 from ..transaction import ledger_of
-from .turns import VISITED, Rotation
+from .turns import VISITED, Rotation, Writing
 
 # A task is the first of its key if no earlier task of the key is unfinished.  First tasks are searched for without
 # locks, by a statement that sees one state of the table.  The locks by primary key then decide which session has a
@@ -29,12 +29,9 @@ from .turns import VISITED, Rotation
 UNKEYED = 32
 """How many tasks without a key a claim takes at most when it is their turn."""
 
-Write: TypeAlias = Callable[[Session, ClaimRequest, Sequence[Identity]], list[Any]]
-"""Writes to rows that are locked, see :meth:`.Rows.write_locked`."""
-
 
 def claim_in_sequence(
-    adapter: Adapter, rotation: Rotation, write: Write, session: Session, request: ClaimRequest
+    adapter: Adapter, rotation: Rotation, write: Writing, session: Session, request: ClaimRequest
 ) -> list[Any]:
     """Claim the first unfinished tasks of keys, those of a key together and without gaps; the keys take turns.
 
