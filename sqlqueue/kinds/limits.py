@@ -130,7 +130,9 @@ def _insert_keys(
     slots, limit, rate = slots_of(spec), spec.options.first_limit, spec.options.rate
     try:
         with begin():
-            make(session, adapter, slots, (row for key in keys for row in _rows_of(key, limit, rate)))
+            for has_period in (True, False):
+                rows = (row for key in keys for row in _rows_of(key, limit, rate))
+                make(session, adapter, slots, (row for row in rows if (row[-1] is not None) is has_period))
         return
     except DBAPIError as error:
         if not adapter.connections.is_duplicate(error):
@@ -163,9 +165,10 @@ def worths(rate: Rate) -> list[int]:
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, rows: Iterable[Row]) -> None:
-    """Insert slots, places or the rows of keys."""
+    """Insert slots, places or the rows of keys, all or none of which have a ``period``: a driver would ask the server
+    for the type of NULL."""
     names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts", "period")]
-    values = (dict(zip(names, row, strict=True)) for row in rows)
+    values = ({name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows)
     while some := list(islice(values, _BATCH)):
         adapter.rows.execute(session, slots, insert(slots.table), some)
 

@@ -371,8 +371,10 @@ def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
     assert cost["connections"] <= 1
 
 
-@pytest.mark.parametrize("number", [1, 50, 500])
-def test_claims_behind_many_tasks_of_full_keys(sync_db: Database, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+@pytest.mark.parametrize(("number", "tasks"), [(1, 600), (50, 12), (500, 1), (500, 20)])
+def test_claims_behind_many_tasks_of_full_keys(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch, number: int, tasks: int
+) -> None:
     """They keep the order, and cost few statements, however many keys are full and have tasks that come first."""
     full, others = [f"full {n:03}" for n in range(number)], [f"other {n}" for n in range(9)]
     slots = (
@@ -381,7 +383,7 @@ def test_claims_behind_many_tasks_of_full_keys(sync_db: Database, monkeypatch: p
     held = {"status": "running", "available_at": TOMORROW}
     free = {"status": "available", "available_at": PAST}
     sync_db.insert(Slot, [{**slot, **(held if slot["slot_key"] in full else free)} for slot in slots])
-    visits(sync_db, *full * (600 // number), priority=-1)
+    visits(sync_db, *full * tasks, priority=-1)
     visits(sync_db, *others * 2)
     rows, costs = adapter_for(sync_db.engine.dialect).rows, list[int]()
     turns._rotations.clear()
@@ -395,7 +397,7 @@ def test_claims_behind_many_tasks_of_full_keys(sync_db: Database, monkeypatch: p
             actor.rollback()
         assert found == others[:5]
         costs.append(cost["statements"])
-    assert costs[0] <= (10 if rows.walks_keys else 18)
+    assert costs[0] <= (10 if rows.walks_keys else 20)
     assert costs[1] <= (6 if rows.searched > LANES else 10)
     assert costs[2] < costs[1]
 
