@@ -64,7 +64,6 @@ def test_each_stage_has_its_handler_and_passes_its_result_on(db: Database, worke
     assert [film["result"] for film in films(db)] == [["cut", "dub", "print"]] * 5
 
 
-@pytest.mark.one_engine
 @pytest.mark.parametrize("options", [{}, {"mode": "lock"}], ids=["lease", "lock"])
 def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
     sync_db: Database, workers: Workers, options: dict[str, Any]
