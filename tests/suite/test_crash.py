@@ -54,6 +54,21 @@ def test_killed_after_its_claim_was_committed(sync_db: Database, processes: Proc
     assert count(sync_db, Ledger) == 0
 
 
+def test_a_row_that_crashes_every_claimer_is_given_up(db: Database) -> None:
+    db.insert(Task, rows(1, max_attempts=3))
+    attempts = [crash(db).attempt for _ in range(3)]
+    assert attempts == [1, 2, 3]
+    assert db.committed.claim(Task) is None
+    with db.begin() as actor:
+        assert actor.rescue(Task) == 1
+        assert actor.rescue(Task) == 0
+        (task,) = actor.scalars(select(Task))
+    assert task.status == "discarded"
+    assert PAST < task.finished_at == task.available_at
+    assert "crashed in every attempt" in task.error
+    assert db.committed.claim(Task) is None
+
+
 def crash(db: Database) -> Task:
     """Commit a claim, and end its lease, as if its claimer had crashed."""
     task: Task = db.committed.claim(Task)

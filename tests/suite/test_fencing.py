@@ -13,9 +13,9 @@ from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS, VARIANTS, Settling
 from tests.support.harness import Actor, Database
-from tests.support.models import Ledger, Task
+from tests.support.models import Ledger, Spool, Task
 from tests.support.processes import Processes
-from tests.support.rows import PAST, end_leases, load_all, row, rows
+from tests.support.rows import PAST, count, end_leases, load, load_all, row, rows
 from tests.support.workers import seen
 
 
@@ -126,6 +126,16 @@ def test_lost_claims_among_many_refuse_them_all(db: Database) -> None:
         assert everything(db) != before
 
 
+def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
+    db.insert(Spool, rows(1))
+    task = db.committed.claim(Spool)
+    end_leases(db, Spool)
+    assert db.committed.claim(Spool) is not None
+    with db.session() as actor, pytest.raises(ClaimLostError):
+        actor.complete(claim_of(task))
+    assert count(db, Spool) == 1
+
+
 def test_an_ended_lease_that_was_not_taken_over_still_holds(db: Database) -> None:
     held = [claimed(db) for _ in SETTLINGS]
     end_leases(db)
@@ -166,3 +176,18 @@ def test_a_claim_outlives_its_instance(db: Database) -> None:
         session.complete(claim_of(session.claim(Task)))
         session.complete(claim_of(session.claim(Task, lease=None)))
     assert [(task.status, task.attempt) for task in load_all(db, Task)] == [("completed", 1)] * 2
+
+
+def test_business_writes_commit_with_the_completion(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    before = everything(db)
+    for commits in (False, True):
+        with db.session() as session:
+            task = session.claim(Task)
+            session.add_all([Ledger(task_id=task.id), Task(id=2, name="the next")])
+            session.complete(task)
+            if not commits:
+                session.rollback()
+                assert everything(db) == before
+            session.commit()
+    assert (len(everything(db)), load(db, Task, 1).status) == (3, "completed")

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from sqlalchemy import RowMapping, select
 
-from sqlqueue import ArgumentError
+from sqlqueue import ArgumentError, ClaimLostError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql import picks
 from sqlqueue.transaction import channel_of, subscribe
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
-from tests.support.models import Film, Leaflet, Ledger, Task
+from tests.support.models import Film, Leaflet, Ledger, Listing, Task
 from tests.support.rows import analyze, clock, count, end_leases, make_due
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.sync_only
 
@@ -183,6 +184,34 @@ def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
         for kind, step in zip(("claim", "due"), picks(spec, [Film.stage == "dub"], ()), strict=True):
             plan = adapter.inspection.plan(connection, adapter.rows.select_for_claim(step(10), *spec.primary_key))
             assert (plan.indexes, plan.sorted) == ({f"ix_film_stage_{kind}"}, 0)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_completion_and_follow_up_are_one_commit(db: Database, crashes: bool) -> None:
+    """Completing a task and enqueueing one of another model are one commit."""
+    db.insert(Task, [{"id": 1}])
+    working = db.variant().session()
+    working.complete(working.claim(Task))
+    working.enqueue(Listing(unique_key="of task 1"))
+    if crashes:
+        working.run(lambda session: session.invalidate())
+        eventually(lambda: db.committed.claim(Task))  # the server has to notice first
+    else:
+        working.commit()
+        assert db.committed.claim(Task) is None
+    assert (db.committed.claim(Listing) is None) is crashes
+
+
+def test_a_lost_claim_enqueues_no_follow_up(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    task = db.committed.claim(Task)
+    end_leases(db)
+    assert db.committed.claim(Task) is not None
+    with db.session() as actor:
+        actor.enqueue(Listing(unique_key="of task 1"))
+        with pytest.raises(ClaimLostError):
+            actor.complete(task)
+    assert count(db, Listing) == 0
 
 
 # -- the result of a task is stored with it, as JSON ------------------------------------------------------------------

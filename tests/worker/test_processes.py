@@ -89,7 +89,6 @@ def test_the_poison_task_is_discarded_however_it_crashes(
     assert (log.count("given up"), log.count("has died")) == (1, died)
 
 
-@pytest.mark.requires("notifies")  # on one engine where several processes hold rows
 def test_in_lock_mode_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
     crash(sync_db, "kill", "was killed by SIGKILL", mode="lock")
 
