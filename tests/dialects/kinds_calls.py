@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlqueue import ArgumentError, QueueSession, Rate, utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.statements import ClaimRequest
-from sqlqueue.kinds.limits import Free, Gate, create_slots
+from sqlqueue.kinds.limits import Free, Gate, create_slots, slots_of
 from sqlqueue.lifecycle.transitions import TOKEN, claim_assignments
 from sqlqueue.model.companions import worker_table
 from sqlqueue.operations import turns
@@ -86,6 +86,7 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.release", lambda s: s.release(claims(Visit, 3))
     yield "Visit.claim(candidates)", _claim_candidates
     yield "Visit.claim(places)", _take_places
+    yield "Visit.claim(guessed keys)", _guess_keys
     yield (
         "Visit.create_slots",
         lambda s: create_slots(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"]),
@@ -129,6 +130,13 @@ def _take_places(session: QueueSession) -> None:
         third.identity: [("x", -2)],
     }
     gate.assign([first, second, third])
+
+
+def _guess_keys(session: QueueSession) -> None:
+    """Send the statement by which a claim behind many full keys finds others, on engines that do not walk an index."""
+    adapter = adapter_for(session.get_bind().dialect)
+    if not adapter.rows.walks_keys:
+        turns.Keys()._guess_by_slots(adapter, session, slots_of(Visit.__queue_spec__), "a")
 
 
 def progress() -> Iterator[tuple[str, Call]]:
