@@ -667,7 +667,7 @@ def test_a_task_that_starts_at_its_deadline_while_a_look_would_end_it_goes_on(
     flow.execute(update(Note).values(available_at=utcnow()))
     with flow.begin() as session:
         session.complete(session.claim(Page))
-    read = Latches._execute_for
+    read = Latches.read
 
     def claim_then(self: Latches, spec: Any, statement: Any) -> Any:
         found = read(self, spec, statement)
@@ -677,7 +677,7 @@ def test_a_task_that_starts_at_its_deadline_while_a_look_would_end_it_goes_on(
         return found
 
     with flow.variant(isolation_level="READ COMMITTED").begin() as session:
-        monkeypatch.setattr(Latches, "_execute_for", claim_then)
+        monkeypatch.setattr(Latches, "read", claim_then)
         assert opens(session.sync_session, "import") == 1
     assert ends(flow, Note) == {"alarm": "running"}
 

@@ -96,10 +96,7 @@ MYSQL = EngineCase(
     sync_driver="mysql+pymysql",
     async_driver="mysql+aiomysql",
     other_drivers=("aiomysql", "asyncmy", "mysqldb", "mysqlconnector"),
-    # without statistics, which take a tenth of its time
-    container=_mysql_container(
-        "mysql:9.7", "MYSQL", "mysqld", plain="--tls-version= --performance-schema-instrument=%=OFF"
-    ),
+    container=_mysql_container("mysql:9.7", "MYSQL", "mysqld", plain="--tls-version="),
     statistics="ANALYZE TABLE {table}",
     reads_sql=_MYSQL_READS.format(schema="performance_schema"),
     requests_sql=_MYSQL_REQUESTS.format(schema="performance_schema"),
