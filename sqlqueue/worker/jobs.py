@@ -271,6 +271,7 @@ class Job:
     def begin(self) -> None:
         """Record that the handler is called now."""
         self.started = time.monotonic()
+        self.has_returned = False
 
     def about_to_write(self) -> None:
         """Record that the job itself is about to change its row.  Raises :class:`.ClaimLostError` if the task is

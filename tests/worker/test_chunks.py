@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Snooze, Worker, current_job, discard
@@ -20,7 +20,7 @@ from sqlqueue.worker.chunks import _Interrupt
 from tests.support.harness import Database
 from tests.support.models import Crawl, Film, Ledger, Task, Visit
 from tests.support.rows import rows
-from tests.support.workers import LONG, POLL, Workers, all_are, by_id, eventually, nothing, with_session
+from tests.support.workers import LEASE, LONG, POLL, Workers, all_are, by_id, eventually, nothing, with_session
 
 
 class Calls:
@@ -147,8 +147,23 @@ def test_what_is_no_outcome_fails_the_tasks(db: Database, workers: Workers, retu
     assert not written(db)
 
 
+def cancel(db: Database) -> None:
+    db.committed.cancel(Task, Task.number == 2)
+
+
+def take_over(db: Database) -> None:
+    """Claim a task as if its lease had ended."""
+    db.execute(update(Task).where(Task.number == 2).values(available_at=Task.claimed_at))
+    with db.begin() as other:
+        (task,) = other.claim_many(Task, Task.number == 2, limit=1)
+        other.complete(task)
+
+
 @pytest.mark.asyncio_everywhere
-def test_the_tasks_that_are_left_of_a_lost_one_are_passed_again(db: Database, workers: Workers) -> None:
+@pytest.mark.parametrize("lose", [cancel, take_over])
+def test_the_tasks_that_are_left_of_a_lost_one_are_passed_again(
+    db: Database, workers: Workers, lose: Callable[[Database], None]
+) -> None:
     """Nothing that was written for the lost task is kept, and no attempt of the others counts."""
     calls, blocked, go_on = Calls(), threading.Event(), threading.Event()
 
@@ -161,30 +176,59 @@ def test_the_tasks_that_are_left_of_a_lost_one_are_passed_again(db: Database, wo
     handler = with_session(db, calls.write, during=wait)
     worker = workers.serve(Task, handler, chunk=5, concurrency=1, poll=LONG, lease=lease).worker
     assert blocked.wait(60)
-    db.committed.cancel(Task, Task.number == 2)
+    lose(db)
     go_on.set()
-    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "cancelled"})
+    eventually(lambda: [by_number(db, Task.status)[key] for key in (1, 3, 4, 5)] == ["completed"] * 4)
     assert calls.keys == [[1, 2, 3, 4, 5], [1, 3, 4, 5]]
     assert written(db) == {1, 3, 4, 5}
-    assert set(by_number(db, Task.attempt).values()) == {1}
+    assert by_number(db, Task.attempt) == {1: 1, 2: 1 if lose is cancel else 2, 3: 1, 4: 1, 5: 1}
     eventually(lambda: worker._reports.counts["lost"] == 1)
 
 
+@pytest.mark.asyncio_everywhere
+def test_the_leases_of_a_call_are_extended_while_it_waits_for_more_and_runs(db: Database, workers: Workers) -> None:
+    calls, blocked, go_on = Calls(), threading.Event(), threading.Event()
+
+    def wait(tasks: list[Any]) -> None:
+        blocked.set()
+        go_on.wait(60)
+
+    def are_extended() -> None:
+        ends = by_number(db, Task.available_at)
+        assert len(ends) > 1
+        eventually(lambda: all(each > max(ends.values()) for each in by_number(db, Task.available_at).values()))
+
+    fill(db, 2)
+    handler = with_session(db, calls.write, during=wait)
+    workers.serve(Task, handler, chunk=3, chunk_wait=LONG, concurrency=1, poll=POLL, lease=LEASE)
+    eventually(all_are(db, "running"))
+    are_extended()
+    fill(db, 1, first=3)
+    assert blocked.wait(60)
+    are_extended()
+    go_on.set()
+    eventually(all_are(db, "completed"))
+    assert calls.keys == [[1, 2, 3]]
+
+
 @pytest.mark.asyncio_only
-def test_losing_a_task_cancels_the_call_of_a_coroutine(db: Database, workers: Workers) -> None:
+@pytest.mark.parametrize("failing", [[], [5]], ids=["at first", "after an error of another task"])
+def test_losing_a_task_cancels_the_call_of_a_coroutine(db: Database, workers: Workers, failing: list[int]) -> None:
     called: list[list[int]] = []
 
     async def send(session: Any, tasks: list[Any]) -> None:
         called.append([task.number for task in tasks])
-        if len(tasks) == 3:
+        if set(called[-1]) & set(failing):
+            raise ValueError("bad address")
+        if {2, 3} <= set(called[-1]):
             await asyncio.sleep(600)
 
-    fill(db, 3)
-    workers.serve(Task, send, chunk=3, concurrency=1, poll=LONG, lease=timedelta(seconds=4.5))
-    eventually(lambda: called)
+    fill(db, 3 + 3 * len(failing), max_attempts=1)
+    workers.serve(Task, send, chunk=6, concurrency=1, poll=LONG, lease=LEASE)
+    eventually(lambda: [1, 2, 3] in called)
     db.committed.cancel(Task, Task.number == 3)
-    eventually(lambda: set(by_number(db, Task.status).values()) == {"completed", "cancelled"})
-    assert called == [[1, 2, 3], [1, 2]]
+    eventually(lambda: [by_number(db, Task.status)[key] for key in (1, 2, 3)] == ["completed", "completed", "cancelled"])
+    assert called[called.index([1, 2, 3]) + 1] == [1, 2]
 
 
 @pytest.mark.asyncio_only
@@ -295,6 +339,7 @@ def test_what_cannot_be_combined_is_refused(sync_db: Database) -> None:
         ({"chunk": 0}, several, "chunk=0"),
         ({"chunk_wait": LONG}, one, "give chunk too"),
         ({"chunk": 10, "mode": "lock"}, several, "mode='lock'"),
+        ({"chunk": 10, "mode": "at-most-once"}, several, "mode='at-most-once'"),
         ({"chunk": 10, "isolation": "process"}, several, "isolation='process'"),
     ]:
         with pytest.raises(ArgumentError, match=complaint):
@@ -334,7 +379,7 @@ def test_drain_passes_as_many_tasks_as_are_due(db: Database, chunk: int) -> None
     assert by_number(db, Task.error)[4] == "ValueError: bad address"
 
 
-@pytest.mark.one_engine
+@pytest.mark.asyncio_everywhere
 def test_limits_hold_within_a_call(db: Database, workers: Workers) -> None:
     calls: list[list[str]] = []
 
@@ -348,7 +393,7 @@ def test_limits_hold_within_a_call(db: Database, workers: Workers) -> None:
     assert max(map(len, calls)) == 4
 
 
-@pytest.mark.one_engine
+@pytest.mark.asyncio_everywhere
 def test_the_keys_of_a_fair_queue_take_turns_within_a_call(db: Database, workers: Workers) -> None:
     calls: list[list[str]] = []
 
