@@ -564,11 +564,11 @@ def prune_batches(
     latch, parent = latches.model.table, latches.model.table.alias("parent")
     closed = select(_ONE).where(parent.c.id == latch.c.reports_to, parent.c.opened_at.is_(None))
     old = (latch.c.opened_at <= utcnow(-age), latches._first(closed).is_(None))
-    ids = list(latches._execute(select(latch.c.id).where(*old).limit(limit)).scalars())
-    for some in _parts(ids):
+    rows, deleted = latches.adapter.rows, 0
+    for some in _parts(latches._execute(select(latch.c.id).where(*old).limit(limit)).scalars()):
         deleting = delete(latch).where(latch.c.id.in_(some), latch.c.opened_at.is_not(None))
-        latches._execute(latches.adapter.rows.writing(latch, deleting))
-    return len(ids)
+        deleted += rows.count(session, spec, rows.writing(latch, deleting))
+    return deleted
 
 
 def is_latch_open(spec: QueueSpec, key: str) -> Criterion:

@@ -716,7 +716,7 @@ def test_a_batch_that_a_retry_reopens_meanwhile_is_not_pruned(flow: Database, mo
         return parts(ids)
 
     monkeypatch.setattr(latches_module, "_parts", later_parts)
-    flow.variant(isolation_level="READ COMMITTED").committed.prune_batches(Page, timedelta(0))
+    assert flow.variant(isolation_level="READ COMMITTED").committed.prune_batches(Page, timedelta(0)) == 1
     assert flow.committed.progress(Page, "pruned") is None
     assert flow.committed.progress(Page, "kept").unfinished == 1
 
