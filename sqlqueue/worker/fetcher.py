@@ -47,8 +47,8 @@ WAKE_UPS = 10
 WAKE_UP_EVERY = 0.05
 """Seconds between further wake-ups, on average."""
 NOW = timedelta(0)
-SETTLING_PAUSE = timedelta(milliseconds=5)
-"""A pause after a claim: handlers can start, and a notification in the meantime saves the query."""
+SETTLING_PAUSE = 0.005
+"""A pause in seconds after a claim: handlers can start, and a notification in the meantime saves the query."""
 
 
 class Poller:
@@ -60,7 +60,8 @@ class Poller:
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self._handler = handler
         self._context = context
-        self._news = asyncio.Event()
+        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        """Whether there may be work, and whether there is anything to look at since the last query, such as that."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
@@ -76,16 +77,24 @@ class Poller:
 
     def wake(self) -> None:
         """Signal that there may be work.  Thread-safe."""
-        soon(self._loop, self._news.set)
+        soon(self._loop, self._hear)
+
+    def _hear(self) -> None:
+        self._news.set()
+        self._changed.set()
 
     def close(self) -> None:
         """Wake :meth:`wait` permanently."""
         self._closed = True
         self._unsubscribe()
-        self._news.set()
+        self._hear()
+
+    def look_again(self) -> None:
+        """Have :meth:`wait` query again: a claim has ended, and what it has found or written may come due sooner."""
+        self._changed.set()
 
     def expect(self) -> bool:
-        """Forget earlier notifications.  Call it before each claim.
+        """Forget earlier notifications.  Call it before claims, and not during :meth:`wait`.
 
         Returns whether the last query found nothing claimable, so that anything claimable now was just enqueued.
         """
@@ -138,19 +147,17 @@ class Poller:
                 self._all_due = began + (SHARE + 1) * (time.monotonic() - began)
 
     async def _wait(self) -> None:
-        if await self._heard(SETTLING_PAUSE):
-            return
-        while not self._news.is_set():
+        while not await happens_within(self._news, SETTLING_PAUSE):
+            self._changed.clear()
             due = await self._look()
-            if due == NOW and not self._in_vain:
-                self._in_vain = True
+            was_in_vain, self._in_vain = self._in_vain, due == NOW
+            if due == NOW and not was_in_vain:
                 return
             pause = next(self._looks)
             if due == NOW and self._later:  # what is available waits for another task, or a rate, which may come sooner
                 pause = min(pause, self._later)
-            if await self._heard(min(due or pause, pause)):
-                return
-            if due is not None and due <= pause:
+            has_changed = await happens_within(self._changed, min(due or pause, pause).total_seconds())
+            if not has_changed and due is not None and due <= pause:
                 self._saw_nothing = False  # by now it is due
                 return
 
@@ -167,9 +174,6 @@ class Poller:
         while some == MAX_CHANGES and not self._news.is_set():
             some = await run(lambda session: postpone(session, entity, *where, limit=MAX_CHANGES))
         return seen.due
-
-    async def _heard(self, pause: timedelta) -> bool:
-        return await happens_within(self._news, pause.total_seconds())
 
     def _pauses(self) -> Iterator[timedelta]:
         return growing_pauses(FIRST_LOOK, self._context.poll.total_seconds())

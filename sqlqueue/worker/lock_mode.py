@@ -340,7 +340,6 @@ class LockModeFetcher(BaseFetcher):
             none = await happens_within(self._none, EVERY)
             if self._failure is not None:
                 raise self._failure
-            self._none.clear()
             try:
                 # a key at its limit has available tasks even if a claim found none
                 if self._claims and (self.handler.spec.is_limited or not none):
@@ -351,6 +350,8 @@ class LockModeFetcher(BaseFetcher):
                 backoff.reset()
             except Exception as error:
                 await backoff.pause_after(error)
+            self._none.clear()  # what has ended until now claims again
+            self._poller.expect()
             self._work.set()
         await asyncio.gather(*self._slots.values(), return_exceptions=True)
 
@@ -381,12 +382,12 @@ class LockModeFetcher(BaseFetcher):
 
         while not self._draining and number < self.slots:
             await self._work.wait()
-            self._poller.expect()
             try:
                 await self._perform(partial(self._transactions.work, found))
                 backoff.reset()
                 self._work.clear()
                 self._none.set()
+                self._poller.look_again()
             except Exception as error:
                 await backoff.pause_after(error)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from sqlqueue.operations import turns
 from sqlqueue.transaction import channel_of, spread
 from sqlqueue.worker import fetcher, lock_mode
 from sqlqueue.worker.fetcher import Poller
+from sqlqueue.worker.lock_mode import LockingTransactions, LockModeFetcher
+from sqlqueue.worker.threads import happens_within, soon
 from tests.outbox.messages import relay_of
 from tests.suite.test_unreadable_rows import seen as signs_seen
 from tests.suite.test_unreadable_rows import signs
@@ -31,6 +35,7 @@ from tests.support.workers import (
     Workers,
     all_are,
     eventually,
+    nothing,
     seen,
     with_session,
     without_session,
@@ -167,6 +172,97 @@ def test_notifications_in_vain_do_not_keep_a_worker_busy(
     with sync_db.begin() as actor:
         actor.add(Task())
     done_at_once(sync_db)
+
+
+@pytest.mark.requires("locks_rows")
+def test_whenever_a_query_sees_work_that_others_have_locked_another_claim_follows(
+    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be free at once, whatever was locked before."""
+    look, looks = Poller._look, list[Any]()
+
+    async def observed(self: Poller) -> Any:
+        looks.append(await look(self))
+        if len(looks) == 4:
+            other.rollback()
+        return looks[-1]
+
+    monkeypatch.setattr(Poller, "_look", observed)
+    sync_db.insert(Task, rows(1))
+    with sync_db.session() as other:
+        locked = other.claim(Task, lease=None)
+        workers.serve(Task, without_session(sync_db), poll=LONG)
+        eventually(lambda: looks == [fetcher.NOW, fetcher.NOW])
+        other.complete(locked)
+        other.commit()
+        spread([channel_of(Task.__queue_spec__)])
+        eventually(lambda: looks[2:] == [None])
+        sync_db.insert(Task, rows(1))
+        assert other.claim(Task, lease=None)
+        spread([channel_of(Task.__queue_spec__)])
+        done_at_once(sync_db)
+
+
+# -- one query serves all slots of a handler that runs in the transaction of its claim --------------------------------
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_worker_looks_again_when_a_slot_has_ended(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the slot has written may come due sooner than anything that the last query has seen."""
+    rests, begun = Event(), list[Any]()
+
+    async def observed(happens: Any, seconds: float) -> bool:
+        if seconds > AT_ONCE:
+            rests.set()
+        return await happens_within(happens, seconds)
+
+    def during(task: Any) -> None:
+        begun.append(task)
+        if len(begun) == 1:
+            assert rests.wait(AT_ONCE)
+            raise Retry(timedelta(seconds=0.3))
+
+    monkeypatch.setattr(fetcher, "happens_within", observed)
+    db.insert(Task, rows(1))
+    workers.serve(Task, with_session(db, nothing, during=during), mode="lock", concurrency=2, poll=LONG)
+    done_at_once(db)
+
+
+@pytest.mark.requires("locks_rows")
+def test_what_is_heard_during_a_query_outlasts_the_claims_of_slots(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, ended, goes_on = list[Any](), list[Any](), Event()
+    look, run, work = Poller._look, LockModeFetcher.run, LockingTransactions.work
+
+    async def held(self: Poller) -> Any:
+        due = await look(self)
+        running.append("looked")
+        while not goes_on.is_set():
+            await asyncio.sleep(0.01)
+        return due
+
+    def run_observed(self: LockModeFetcher) -> Any:
+        running.append(self)
+        return run(self)
+
+    def work_observed(self: LockingTransactions, found: Callable[[], bool]) -> None:
+        work(self, found)
+        ended.append(self)
+
+    monkeypatch.setattr(Poller, "_look", held)
+    monkeypatch.setattr(LockModeFetcher, "run", run_observed)
+    monkeypatch.setattr(LockingTransactions, "work", work_observed)
+    workers.serve(Task, with_session(db, nothing), mode="lock", concurrency=2, poll=LONG)
+    eventually(lambda: running[1:] and len(ended) == 2)
+    with db.begin() as actor:
+        actor.add(Task(available_at=clock(db) + timedelta(seconds=1)))
+    soon(running[0]._loop, running[0].resume)
+    eventually(lambda: len(ended) == 4)
+    goes_on.set()
+    done_at_once(db)
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------
