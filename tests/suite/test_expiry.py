@@ -104,12 +104,13 @@ def test_the_time_counts_from_the_insertion_by_the_clock_of_the_database(db: Dat
 @pytest.mark.one_engine
 def test_what_is_made_available_again_does_not_expire(sync_db: Database) -> None:
     sync_db.insert(Push, [*rows(1, expires_at=PAST), *rows(1, "retryable", expires_at=PAST)])
-    assert sync_db.committed.retry(Push, Push.id == 2) == 1
+    first, second = load_all(sync_db, Push)
+    assert sync_db.committed.retry(Push, Push.id == second.id) == 1
     with sync_db.begin() as session:
-        assert [push.id for push in session.claim_many(Push, limit=5)] == [2]
+        assert [push.id for push in session.claim_many(Push, limit=5)] == [second.id]
     assert sync_db.committed.rerun(Push) == 1
     with sync_db.begin() as session:
-        assert [push.id for push in session.claim_many(Push, limit=5)] == [1]
+        assert [push.id for push in session.claim_many(Push, limit=5)] == [first.id]
 
 
 # -- with other kinds of queues, and what operators see ---------------------------------------------------------------
