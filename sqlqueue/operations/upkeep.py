@@ -263,9 +263,8 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
     row: Any = adapter.rows.execute(session, ready.spec, asked).one()
     *moments, first, next_ = row
     seen = _result(*moments)
-    if first is not None:
-        return seen if first in values else None
-    return seen if not seen.early and (seen.due is None or next_ in values) else None
+    value = next_ if moments[0] is None else first
+    return seen if not seen.early and (seen.due is None or value in values) else None
 
 
 def _moments(adapter: Adapter, ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:

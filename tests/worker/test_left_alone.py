@@ -20,9 +20,10 @@ from sqlqueue import ArgumentError, Claim, Cron, QueueSession, check, claim_of, 
 from sqlqueue.operations.upkeep import poll
 from sqlqueue.queue import schedules
 from sqlqueue.worker import fetcher
+from tests.suite.limited import visits
 from tests.suite.test_unreadable_rows import seen, signs, waits
 from tests.support.harness import Database
-from tests.support.models import Chore, Job, Ledger, Ping, Report, Sign, Spool, Task
+from tests.support.models import Chore, Job, Ledger, Ping, Report, Sign, Spool, Task, Visit
 from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, clock, count, row_of, rows
 from tests.support.workers import (
@@ -53,6 +54,13 @@ def calls_of(names: str, number: int, *conditions: str, **values: Any) -> list[d
     bare = ({name: value for name, value in row.items() if name in Job.__table__.columns} for row in made)
     own = {"priority": 0, "arguments": {}, **values}
     return [{**row, "task": names[n % len(names)], **own} for n, row in enumerate(bare)]
+
+
+def test_ready_tasks_without_a_key_are_none_of_a_worker_of_some_keys(sync_db: Database) -> None:
+    hour = timedelta(hours=1)
+    visits(sync_db, None)
+    visits(sync_db, "a", status="scheduled", available_at=clock(sync_db) + hour)
+    assert timedelta(0) < sync_db.committed.run(next_due, Visit, Visit.limit_key.in_(["a", "b"])) <= hour
 
 
 def test_unknown_calls_stay_unchanged_and_in_place(db: Database, workers: Workers) -> None:
