@@ -27,7 +27,7 @@ from tests.support.summary import sum_up
 from tests.support.times import list_times, spent
 
 SERVERS = pytest.StashKey[Servers]()
-STARTED = pytest.StashKey[float]()
+STARTED = pytest.StashKey[tuple[float, float]]()
 MODES = ("sync", "async")
 BOTH_MODES = os.environ.get("SQLQUEUE_TEST_BOTH_MODES") == "1"
 RARELY = 20_000
@@ -123,14 +123,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     for case in _cases(item):
         with suppress(Unavailable):  # the fixture says why
             item.config.stash[SERVERS].get(case)
-    item.stash[STARTED] = spent()
+    item.stash[STARTED] = (spent(), time.monotonic())
     return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     if call.when == "teardown":
-        item.user_properties.append(("cpu", spent() - item.stash[STARTED]))
+        cpu, begun = item.stash[STARTED]
+        item.user_properties += [("cpu", spent() - cpu), ("elapsed", time.monotonic() - begun)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

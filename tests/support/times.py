@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import resource
-from collections import Counter, defaultdict
-from operator import itemgetter
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import pytest
@@ -21,19 +21,30 @@ def spent() -> float:
 
 def list_times(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the times that the reports of teardowns contain; servers in containers are not included."""
-    folders: defaultdict[str, float] = defaultdict(float)
-    tests: defaultdict[str, float] = defaultdict(float)
-    cases: Counter[str] = Counter()
+    folders, tests = defaultdict[str, Times](Times), defaultdict[str, Times](Times)
     for reports in terminalreporter.stats.values():
         for report in reports:
             noted = dict(getattr(report, "user_properties", ()))
             if "cpu" in noted and report.when == "teardown":
                 name = report.nodeid.partition("[")[0]
-                folder = str(PurePosixPath(name.partition("::")[0]).parent)
-                folders[folder] += noted["cpu"]
-                tests[name] += noted["cpu"]
-                cases.update((folder, name))
-    terminalreporter.write_sep("=", f"seconds of CPU time: {sum(folders.values()):.0f}")
+                for times in (folders[str(PurePosixPath(name.partition("::")[0]).parent)], tests[name]):
+                    times.add(noted["cpu"], noted["elapsed"])
+    terminalreporter.write_sep("=", f"seconds of CPU time: {sum(each.cpu for each in folders.values()):.0f}")
+    terminalreporter.write_line("     CPU  elapsed")
     for found, number in ((folders, len(folders)), (tests, DEAREST)):
-        for name, seconds in heapq.nlargest(number, found.items(), key=itemgetter(1)):
-            terminalreporter.write_line(f"{seconds:8.1f}  {cases[name]:5} cases  {name}")
+        for name, times in heapq.nlargest(number, found.items(), key=lambda item: item[1].cpu):
+            terminalreporter.write_line(f"{times.cpu:8.1f} {times.elapsed:8.1f}  {times.cases:5} cases  {name}")
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds."""
+
+    cpu: float = 0
+    elapsed: float = 0
+    cases: int = 0
+
+    def add(self, cpu: float, elapsed: float) -> None:
+        self.cpu += cpu
+        self.elapsed += elapsed
+        self.cases += 1
