@@ -414,9 +414,11 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
     differences = drift(connection, [spec])
     missing = [each for each in differences if isinstance(each, MissingColumn)]
     if len(missing) > 1:  # the table is not migrated: one cause, and one fix
-        differences = [each for each in differences if each not in missing and each.code != "missing-index"]
+        unindexed = [each for each in differences if isinstance(each, WrongIndex) and each.live is None]
+        differences = [each for each in differences if each not in missing and each not in unindexed]
+        indexes = ", ".join(str(each.index.name) for each in unindexed)
         names = ", ".join(each.column.name for each in missing)
-        message = f"{spec.table.fullname} has no columns {names}, nor the indexes of the queue"
+        message = f"{spec.table.fullname} has no columns {names}{indexes and f', nor the indexes {indexes}'}"
         yield Finding.of(spec, Severity.ERROR, "missing-column", message, MIGRATE)
     for difference in differences:
         fix = MIGRATE

@@ -226,6 +226,11 @@ def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
     class Base(DeclarativeBase):
         metadata = MetaData(schema=schema)
 
+    if FlowMixin in mixins:
+
+        class Latch(LatchMixin, Base):
+            __tablename__ = "plain_latch"
+
     class Shipment(*mixins, Base):  # type: ignore[misc]
         __tablename__ = "plain_shipment"
         __queue__ = QueueOptions(order_by=(desc("weight"), "id"))

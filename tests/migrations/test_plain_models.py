@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, update
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from sqlqueue import FlowMixin, QueueMixin, TopicMixin
+from sqlqueue import ExpiryMixin, FlowMixin, QueueMixin, StepMixin, Steps, TopicMixin, Worker, check
+from sqlqueue.testing import drain
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
@@ -58,37 +61,93 @@ def test_without_the_mixin_only_its_columns_and_indexes_go(
 
 
 @pytest.mark.requires("drops_any_column")
-def test_a_queue_in_use_gets_batches_and_loses_them(sync_db: Database, project: MakeProject) -> None:
-    queue, flow = plain.shipment(QueueMixin), plain.shipment(FlowMixin)
-    here = project(queue.metadata, plugin=True)
-    here.migrate("queue")
+@pytest.mark.parametrize("mixins", [(), (QueueMixin,)], ids=["table", "queue"])
+def test_a_table_in_use_gets_batches_steps_and_expiry_and_loses_them(
+    sync_db: Database, project: MakeProject, mixins: tuple[type[Any], ...]
+) -> None:
+    former, flow = plain.shipment(*mixins), plain.shipment(FlowMixin, StepMixin, ExpiryMixin)
+    here = project(former.metadata, plugin=True)
+    here.migrate("former")
     with sync_db.engine.begin() as connection:
-        connection.execute(insert(queue), ROWS)
-    as_queue = definitions(sync_db, queue.metadata)
+        connection.execute(insert(former), ROWS)
+    before = definitions(sync_db, former.metadata)
 
     there = here.using(flow.metadata)
-    there.revise("batches")
-    there.upgrade()
+    there.migrate("batches")
     there.check()
     by_migration = definitions(sync_db, flow.metadata)
     with sync_db.begin() as session:
-        assert [task.id for task in session.claim_many(flow, limit=5)] == [1, 2, 3]
-    sync_db.execute(update(flow).where(flow.id == 2).values(status="waiting", waits_for="a"))
+        ids = [task.id for task in session.claim_many(flow, limit=5)]
+        assert ids == ([1, 2, 3] if mixins else []), "rows that are no tasks are not claimed"
+    with sync_db.begin() as session, session.batch("import") as batch:
+        first = batch.add(flow(id=4, cargo="", weight=0))
+        batch.add(flow(id=5, cargo="", weight=0), after=first)
+    with sync_db.begin() as session:
+        session.enqueue(flow(id=6, cargo="", weight=0), expires=timedelta(hours=1))
+    worker = Worker(sync_db.sessions())
+
+    @worker.handler(flow, flow.id.in_([4, 6]))
+    def run(steps: Steps, task: Any) -> None:
+        steps.run("pack", lambda: "packed")
+
+    assert drain(worker) == {"completed": 2}
+    assert sync_db.committed.progress(flow, "import").unfinished == 1
+    sync_db.execute(update(flow).where(flow.id == 5).values(status="waiting"))
 
     here.downgrade("-1")
+    statuses = {1: "running", 2: "running", 3: "running", 4: "completed", 5: "cancelled", 6: "completed"}
     with sync_db.engine.connect() as connection:
-        rows = {row.id: row for row in connection.execute(select(queue))}
-    assert [rows[number].status for number in (1, 2, 3)] == ["running", "cancelled", "running"]
-    assert rows[2].finished_at is not None
-    assert _alike(sync_db, definitions(sync_db, queue.metadata)) == _alike(sync_db, as_queue)
+        rows = {row.id: row for row in connection.execute(select(former.__table__).order_by("id"))}
+    assert [*rows] == [*statuses]
+    if mixins:
+        assert {number: row.status for number, row in rows.items()} == statuses
+        assert rows[5].finished_at is not None
+    assert _alike(sync_db, definitions(sync_db, former.metadata)) == _alike(sync_db, before)
+    here.upgrade()
+    there.check()
     here.downgrade()
     flow.metadata.create_all(sync_db.engine)
-    assert _alike(sync_db, definitions(sync_db, flow.metadata)) == _alike(sync_db, by_migration)
+    created = definitions(sync_db, flow.metadata)
+    for table in by_migration:
+        assert _alike(sync_db, created, table) == _alike(sync_db, by_migration, table)
 
 
-def _alike(db: Database, found: dict[str, list[str]]) -> list[str]:
+@pytest.mark.requires("drops_any_column")
+def test_what_batches_steps_and_expiry_need_is_repaired(sync_db: Database, project: MakeProject) -> None:
+    flow = plain.shipment(FlowMixin, StepMixin, ExpiryMixin)
+    here = project(flow.metadata, plugin=True)
+    here.migrate()
+    tables = flow.metadata.tables
+    with sync_db.engine.begin() as connection:
+        for table, index in [
+            ("plain_shipment", "ix_plain_shipment_reports"),
+            ("plain_shipment", "ix_plain_shipment_waits"),
+            ("plain_latch", "ix_plain_latch_opened"),
+        ]:
+            next(each for each in tables[table].indexes if each.name == index).drop(connection)
+        for table, column in [
+            ("plain_shipment", "steps"),
+            ("plain_shipment", "expires_at"),
+            ("plain_latch", "payload"),
+        ]:
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+    with sync_db.engine.connect() as connection:
+        found = {each.message for each in check(connection, flow.metadata) if each.code.startswith("missing")}
+    assert found == {
+        "plain_shipment has no columns steps, expires_at, nor the indexes ix_plain_shipment_waits,"
+        " ix_plain_shipment_reports",
+        "plain_latch has no column payload",
+        "the index ix_plain_latch_opened of plain_latch is missing",
+    }
+    here.migrate("repair")
+    here.check()
+    with sync_db.engine.connect() as connection:
+        assert not [each for each in check(connection, flow.metadata) if each.code.startswith("missing")]
+
+
+def _alike(db: Database, found: dict[str, list[str]], table: str = "plain_shipment") -> list[str]:
     """Return the parts of a definition that Alembic reflects and can therefore restore."""
-    lines = sorted(re.sub(r"::(character varying|text)(\[\])?|[()]", "", line) for line in found["plain_shipment"])
+    lines = sorted(re.sub(r"::(character varying|text)(\[\])?|[()]", "", line) for line in found[table])
     return lines if db.case.reflects_descending else [line.replace(" DESC", "") for line in lines]
 
 
