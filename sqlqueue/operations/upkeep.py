@@ -197,6 +197,8 @@ class Poll(NamedTuple):
     later: timedelta | None
     """How long it takes until a task that is not ``available`` comes due, or may start by the rate of its key; ``None``
     if there is none."""
+    of_rate: bool = False
+    """Whether ``due`` is when a rate allows a start, so that the task is ``available`` already."""
 
 
 def poll(session: AnySession, entity: type[QueueMixin], *where: Where, used_up: Sequence[str] = ()) -> Poll:
@@ -222,12 +224,13 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where, used_up: 
             raise
         return Poll(timedelta(0), early=False, later=None)  # a time that cannot be read, such as text or February 30
     first, later, now, *starts = row
+    of_rate = False
     if starts:
         start, *others = starts
         if start is not None and {None, *used_up}.issuperset(others) and first is not None and first <= now:
-            first = None
+            first, of_rate = None, later is None or start < later
         later = min((each for each in (later, start) if each is not None), default=None)
-    return _result(first, later, now)
+    return _result(first, later, now)._replace(of_rate=of_rate)
 
 
 def _of_rates(

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from .._support.errors import ArgumentError
 from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
-from ..operations.upkeep import poll, postpone, promote
+from ..operations.upkeep import Poll, poll, postpone, promote
 from ..sql import utcnow
 from ..transaction import channel_of, ledger_of, subscribe
 from .children import Children, IsolatedExecutor
@@ -70,7 +70,6 @@ class Poller:
         self._in_vain = False
         """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
-        self._later: timedelta | None = None
         self._woken = 0.0
         """When the recent wake-ups that found nothing would have ended if each had taken :data:`WAKE_UP_EVERY`."""
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
@@ -149,31 +148,36 @@ class Poller:
     async def _wait(self) -> None:
         while not await happens_within(self._news, SETTLING_PAUSE):
             self._changed.clear()
-            due = await self._look()
-            was_in_vain, self._in_vain = self._in_vain, due == NOW
-            if due == NOW and not was_in_vain:
+            seen, asked = await self._look()
+            was_in_vain, self._in_vain = self._in_vain, seen.due == NOW
+            if seen.due == NOW and not was_in_vain:
                 return
             pause = next(self._looks)
-            if due == NOW and self._later:  # what is available waits for another task, or a rate, which may come sooner
-                pause = min(pause, self._later)
-            has_changed = await happens_within(self._changed, min(due or pause, pause).total_seconds())
-            if not has_changed and due is not None and due <= pause:
-                self._saw_nothing = False  # by now it is due
+            becomes_due = seen.due is not None and seen.due <= pause
+            first = seen.due or seen.later  # what is available waits for another task, or a rate, which may come sooner
+            if first and first <= pause:
+                pause = first - timedelta(seconds=time.monotonic() - asked)
+            elif first:
+                pause = min(pause, first / 2)  # a query shortly before that time would delay the claim
+            has_changed = await happens_within(self._changed, pause.total_seconds())
+            if not has_changed and becomes_due:
+                self._saw_nothing = seen.of_rate  # anything else has become due
                 return
 
-    async def _look(self) -> timedelta | None:
+    async def _look(self) -> tuple[Poll, float]:
+        """Return what a query has found, and when, by the monotonic clock."""
         query = self._context.claim_query(self._handler)
         if query is None:
-            return None
+            return Poll(None, early=False, later=None), time.monotonic()
         entity, where, used_up = self._handler.entity, query.looked_at, self._context.used_up.get(self._handler, ())
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
-        seen = await run(lambda session: poll(session, entity, *where, used_up=used_up))
-        self._saw_nothing, self._later = seen.due != NOW, seen.later
+        seen, asked = await run(lambda session: (poll(session, entity, *where, used_up=used_up), time.monotonic()))
+        self._saw_nothing = seen.due != NOW
         self._context.reports.liveness.reached()
         some = MAX_CHANGES if seen.early else 0
         while some == MAX_CHANGES and not self._news.is_set():
             some = await run(lambda session: postpone(session, entity, *where, limit=MAX_CHANGES))
-        return seen.due
+        return seen, asked
 
     def _pauses(self) -> Iterator[timedelta]:
         return growing_pauses(FIRST_LOOK, self._context.poll.total_seconds())

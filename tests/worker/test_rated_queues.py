@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from sqlqueue import Rate
+from sqlqueue.operations.upkeep import poll
+from sqlqueue.worker.fetcher import Fetcher
 from tests.suite.limited import visits
 from tests.suite.test_rates import started, worst
 from tests.support.harness import Database
 from tests.support.models import Visit
 from tests.support.processes import Processes
-from tests.support.rows import count
+from tests.support.rows import clock, count
 from tests.support.workers import Workers, eventually, seen
 from tests.worker import children
 
@@ -27,6 +29,35 @@ def test_an_idle_worker_wakes_when_a_key_may_start_its_next_task(
     visits(sync_db, *"aaaa")
     with workers.serve(Visit, handler, mode=mode, poll=timedelta(minutes=10)):
         eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 4)
+
+
+def test_a_worker_that_a_rate_has_woken_searches_no_due_tasks(
+    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.worker.fetcher.FIRST_LOOK", 600.0)
+    claim, found = Fetcher._claim, list[Any]()
+
+    async def observed(self: Fetcher, limit: int, *, only_ready: bool) -> Any:
+        jobs = await claim(self, limit, only_ready=only_ready)
+        found.extend([only_ready] * len(jobs))
+        return jobs
+
+    monkeypatch.setattr(Fetcher, "_claim", observed)
+    sync_db.committed.set_rate(Visit, "a", Rate(1, per=timedelta(seconds=2)))
+    visits(sync_db, *"aa")
+    with workers.serve(Visit, lambda task: None, poll=timedelta(minutes=10)):
+        eventually(lambda: count(sync_db, Visit, Visit.status == "completed") == 2)
+    assert found == [False, True]
+
+
+def test_a_look_tells_whether_a_rate_allows_a_start_before_a_task_is_due(sync_db: Database) -> None:
+    sync_db.committed.set_rate(Visit, "a", Rate(1, per=timedelta(hours=1)))
+    visits(sync_db, *"aa")
+    sync_db.committed.complete(sync_db.committed.claim(Visit))
+    assert sync_db.committed.run(poll, Visit, used_up=["a"]).of_rate
+    later = clock(sync_db) + timedelta(minutes=1)
+    sync_db.insert(Visit, [{"id": 9, "limit_key": "b", "status": "scheduled", "available_at": later}])
+    assert not sync_db.committed.run(poll, Visit, used_up=["a"]).of_rate
 
 
 @pytest.mark.one_engine

@@ -182,10 +182,11 @@ def test_whenever_a_query_sees_work_that_others_have_locked_another_claim_follow
     look, looks = Poller._look, list[Any]()
 
     async def observed(self: Poller) -> Any:
-        looks.append(await look(self))
+        found = await look(self)
+        looks.append(found[0].due)
         if len(looks) == 4:
             other.rollback()
-        return looks[-1]
+        return found
 
     monkeypatch.setattr(Poller, "_look", observed)
     sync_db.insert(Task, rows(1))
@@ -238,11 +239,11 @@ def test_what_is_heard_during_a_query_outlasts_the_claims_of_slots(
     look, run, work = Poller._look, LockModeFetcher.run, LockingTransactions.work
 
     async def held(self: Poller) -> Any:
-        due = await look(self)
+        found = await look(self)
         running.append("looked")
         while not goes_on.is_set():
             await asyncio.sleep(0.01)
-        return due
+        return found
 
     def run_observed(self: LockModeFetcher) -> Any:
         running.append(self)
