@@ -143,6 +143,7 @@ class MySQLRows(Rows):
     # ON DUPLICATE KEY UPDATE
     key_before_row = True
     probes = 8 * LANES
+    skips_values = True
     # PyMySQL and drivers derived from it batch an INSERT only if VALUES contains nothing but parameters
     sends_values_alone = True
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile, zip_longest
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
@@ -84,6 +85,9 @@ FURTHER = 8
 
 
 LANE = "sqlqueue_lane_{}"
+_PASSED = "sqlqueue_passed_{}"
+_LONGEST_RANGES = 1_000
+"""The maximum number of values of NOT IN that MySQL and MariaDB make ranges of."""
 LANES = 32
 """The number of lanes that a statement reads, and the number of keys that it searches for."""
 MANY_LANES = 16 * LANES
@@ -719,8 +723,12 @@ class Rows(ABC):
     probes: ClassVar[int] = LANES
     """The maximum number of keys of which a statement searches the next ones."""
 
+    skips_values: ClassVar[bool] = False
+    """Whether NOT IN on a column of an index is read as the ranges between the values."""
+
     def walk_keys(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
-        """Return the next keys after ``key`` that have an entry in the index of the lanes, at most so many."""
+        """Return the next keys after ``key`` that have an entry in the index of the lanes and are not excluded, at most
+        so many."""
         given = [] if key is EDGE else [key]
 
         def make() -> Select[Any]:
@@ -729,10 +737,14 @@ class Rows(ABC):
             first = self.select_candidates(pick.keys(after, 1), column.label("key")).subquery("first")
             walk = select(first.c.key, literal_column("1").label("number")).cte("walk", recursive=True)
             following = self.select_candidates(pick.keys(column > walk.c.key, 1), column).correlate(walk)
-            further = select(following.scalar_subquery(), walk.c.number + literal_column("1"))
-            goes_on = walk.c.key.is_not(None) & (walk.c.number < literal_column(str(number)))
-            walk = walk.union_all(further.where(goes_on))
-            return select(walk.c.key).where(walk.c.key.is_not(None)).order_by(walk.c.number)
+            one: ColumnElement[int] = literal_column("1")
+            excluded = list(pick.lanes.excluded) if pick.lanes else []
+            counts = case((walk.c.key.in_(excluded), literal_column("0")), else_=one) if excluded else one
+            further = select(following.scalar_subquery(), walk.c.number + counts)
+            goes_on = walk.c.number + counts <= literal_column(str(number))
+            walk = walk.union_all(further.where(walk.c.key.is_not(None), goes_on))
+            others = [walk.c.key.not_in(excluded)] if excluded else []
+            return select(walk.c.key).where(walk.c.key.is_not(None), *others).order_by(walk.c.number)
 
         return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given), number), make, given)]
 
@@ -766,16 +778,24 @@ class Rows(ABC):
             apart=True,
         )
 
-    def keys_after(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
-        """Return the keys of the first ``number`` rows of later lanes than that of ``key``, in order."""
+    def keys_after(self, session: Session, pick: Pick, key: Any, number: int, passed: Sequence[Any] = ()) -> list[Any]:
+        """Return the keys of the first ``number`` rows of later lanes than that of ``key``, in order, except for those
+        ``passed``, whose rows are not read: see :attr:`skips_values`."""
         given = [] if key is EDGE else [key]
+        lists = [passed[start : start + _LONGEST_RANGES] for start in range(0, len(passed), _LONGEST_RANGES)]
 
         def make() -> Select[Any]:
             column: Any = pick.lanes and pick.lanes.column
             after = column > bindparam(LANE.format(0), type_=column.type) if given else column.is_not(None)
-            return self.select_candidates(pick.keys(after, number), column)
+            others = (
+                column.not_in(bindparam(_PASSED.format(n), type_=column.type, expanding=True))
+                for n, _ in enumerate(lists)
+            )
+            return self.select_candidates(pick.keys(and_(after, *others), number), column)
 
-        return [row[0] for row in self._execute_for_lanes(session, pick, ("after", number, len(given)), make, given)]
+        also = {_PASSED.format(n): some for n, some in enumerate(lists)}
+        what = ("after", number, len(given), len(lists))
+        return [row[0] for row in self._execute_for_lanes(session, pick, what, make, given, also=also)]
 
     def lane_heads(
         self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
@@ -932,10 +952,17 @@ class Rows(ABC):
             yield names[part], tuple(rest)
 
     def _execute_for_lanes(
-        self, session: Session, pick: Pick, what: Hashable, make: Callable[[], Any], keys: Sequence[Any]
+        self,
+        session: Session,
+        pick: Pick,
+        what: Hashable,
+        make: Callable[[], Any],
+        keys: Sequence[Any],
+        *,
+        also: Parameters = MappingProxyType({}),
     ) -> Iterable[Any]:
         lanes: Any = pick.lanes
-        parameters = {LANE.format(n): key for n, key in enumerate(keys)}
+        parameters = {LANE.format(n): key for n, key in enumerate(keys)} | dict(also)
         return self.execute(session, pick.spec, lanes.made.get((self, what), make), parameters).all()
 
     # -- inserts rows: by default with plain INSERT, without an upsert or a bulk protocol

@@ -12,11 +12,11 @@ from sqlalchemy import or_
 from sqlalchemy.orm import Session
 
 from ..dialects.base import Adapter
-from ..dialects.statements import LANES, ClaimRequest
+from ..dialects.statements import LANES, MANY_LANES, ClaimRequest
 from ..queue.spec import Identity
 from ..sql import Pick, follower, has_come, is_held
 from ..transaction import ledger_of
-from .turns import VISITED, Rotation, Writing
+from .turns import VISITED, Rotation, Writing, further
 
 # A task is the first of its key if no earlier task of the key is unfinished.  First tasks are searched for without
 # locks, by a statement that sees one state of the table.  The locks by primary key then decide which session has a
@@ -42,12 +42,12 @@ def claim_in_sequence(
     passed, read = set(lanes.excluded), set[Any]()
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
         if is_old or not rotation.has_turns(room, passed):
-            keys, are_all = rotation.read(adapter, session, pick, room)
+            keys, are_all = rotation.read(adapter, session, pick, room, reach=width)
             if keys <= visited and (are_all or keys <= read):
                 break
             is_old = False
             visited, read = visited | keys & passed, read | keys
-        shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed)
+        shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed, reach=width)
         lines, reactivated = _lines(adapter, session, pick, shares, room)
         ended = {key for key in lines if key is not None or len(lines[None]) < UNKEYED}
         visited, passed = visited | ended, passed | ended
@@ -59,7 +59,7 @@ def claim_in_sequence(
             readable = set(locked).difference(each.identity for each in request.unreadable)
             late = (dropwhile(readable.__contains__, line) for line in lines.values())
             request.late.extend(each for line in late for each in line)
-        width = 0 if locked else LANES  # in vain: look at many keys at a time
+        width = 0 if locked else min(further(width or LANES), MANY_LANES)  # in vain: look at many keys at a time
     return tasks
 
 

@@ -63,26 +63,43 @@ class Keys:
         known = list(self._following)
         return random.choice(known) if known else EDGE
 
-    def after(self, adapter: Adapter, session: Session, pick: Pick, key: Any, wanted: int) -> tuple[list[Any], bool]:
+    def after(
+        self,
+        adapter: Adapter,
+        session: Session,
+        pick: Pick,
+        key: Any,
+        wanted: int,
+        *,
+        full: Callable[[Collection[Any]], Collection[Any]] | None = None,
+    ) -> tuple[list[Any], bool]:
         """Return the next keys that have ready tasks, and the edge among them: ``wanted`` keys or more, if so many are
         found soon; and whether these are all.
 
-        Each was the next one when it was read.
+        Each was the next one when it was read, except for keys that the criteria exclude.  ``full`` tells which keys
+        have no slots: where few of the next ones have, these are passed over as well.
         """
-        found, guesses = dict[Any, None](), True
+        found, guesses, rows = dict[Any, None](), True, adapter.rows
+        passed = set[Any](pick.lanes.excluded if pick.lanes else ())
+        in_vain = full is not None or key not in self._following
         for _ in range(_READS):
-            before, number = len(found), LANES if wanted <= LANES else MANY_LANES
-            if found and key not in self._following and pick.spec.is_limited and not adapter.rows.walks_keys:
-                self._guess_by_slots(adapter, session, slots_of(pick.spec), key)
-            guesses = guesses and key in self._following
-            following = self._read(adapter, session, pick, key, number, guesses=guesses)
+            before, number = len(found.keys() - passed), LANES if wanted <= LANES else max(wanted, MANY_LANES)
+            if in_vain and rows.skips_values and (passed or full):
+                following, guesses = self._others(adapter, session, pick, key, passed=passed, full=full), False
+                wanted, full = LANES if full else wanted, None
+            else:
+                if found and key not in self._following and pick.spec.is_limited and not rows.walks_keys:
+                    self._guess_by_slots(adapter, session, slots_of(pick.spec), key, MANY_LANES)
+                guesses = guesses and key in self._following
+                following = self._read(adapter, session, pick, key, number, guesses=guesses)
             while key in following:
                 key = following[key]
                 if key in found:
                     return list(found), True
                 found[key] = None
-            guesses = not guesses or len(found) > before + 1  # otherwise, many keys have come since
-            if len(found) - (EDGE in found) >= wanted:
+            gained = len(found.keys() - passed) - before
+            guesses, in_vain = not guesses or gained > 1, not gained  # otherwise, many keys have come since
+            if before + gained - (EDGE in found) >= wanted or (EDGE in found and wanted > MANY_LANES):
                 break
         return list(found), False
 
@@ -96,17 +113,45 @@ class Keys:
             most = LANES if pick.divided is not None else min(adapter.rows.probes, adapter.rows.most(pick.spec))
             following = adapter.rows.next_keys(session, pick, self._guesses(key, min(number, max(most, LANES))))
         else:
-            rows = adapter.rows.keys_after(session, pick, key, _SOME)
-            following = dict(pairwise([*dict.fromkeys([key, *rows]), *([EDGE] if len(rows) < _SOME else [])]))
+            some = _SOME if pick.lanes is None or pick.lanes.run is None else max(_SOME, 4 * number)
+            following = _consecutive(key, adapter.rows.keys_after(session, pick, key, some), some)
         self._following.update(following)
         return following
 
-    def _guess_by_slots(self, adapter: Adapter, session: Session, slots: QueueSpec, key: Any) -> None:
-        """Remember which keys with slots come after ``key``: those of which no task may start have some."""
+    def _others(
+        self,
+        adapter: Adapter,
+        session: Session,
+        pick: Pick,
+        key: Any,
+        *,
+        passed: Collection[Any],
+        full: Callable[[Collection[Any]], Collection[Any]] | None,
+    ) -> dict[Any, Any]:
+        """Return some of the next keys that have ready tasks, without those ``passed`` and most that are ``full``."""
+        number, following = MANY_LANES, dict[Any, Any]()
+        while True:
+            number = further(number)
+            named = [] if full is None else self._guess_by_slots(adapter, session, slots_of(pick.spec), key, number)
+            closed = full(named) if full is not None and named else ()
+            rows = adapter.rows.keys_after(session, pick, key, _SOME, [*passed, *closed])
+            following |= _consecutive(key, rows, _SOME)
+            keys = set(rows)
+            if len(rows) < _SOME or number >= VISITED or full is None or not keys.issubset(full(keys)):
+                return following
+            key = rows[-1]
+
+    def _guess_by_slots(
+        self, adapter: Adapter, session: Session, slots: QueueSpec, key: Any, number: int
+    ) -> Sequence[Any]:
+        """Return and remember which keys with slots come after ``key``, at most ``number``: those of which no task may
+        start have some."""
         column = slots["slot_key"]
         later = select(column).where(*([] if key is EDGE else [column > key])).distinct()
-        named: Any = adapter.rows.execute(session, slots, later.order_by(column).limit(MANY_LANES))
-        self._following.update(pairwise([key, *named.scalars()]))
+        named: Any = adapter.rows.execute(session, slots, later.order_by(column).limit(number))
+        keys: Sequence[Any] = named.scalars().all()
+        self._following.update(pairwise([key, *keys]))
+        return keys
 
     def _guesses(self, key: Any, number: int) -> list[Any]:
         guesses = {key: None}
@@ -115,6 +160,11 @@ class Keys:
                 break
             guesses[key] = None
         return list(guesses)
+
+
+def _consecutive(key: Any, rows: Sequence[Any], number: int) -> dict[Any, Any]:
+    """Return each key with the one that follows it: ``key``, and those of the ``number`` rows after it, or of all."""
+    return dict(pairwise([*dict.fromkeys([key, *rows]), *([EDGE] if len(rows) < number else [])]))
 
 
 class Rotation:
@@ -181,8 +231,18 @@ class Rotation:
                 self._go_on()
         return keys
 
-    def read(self, adapter: Adapter, session: Session, pick: Pick, room: int) -> tuple[set[Any], bool]:
-        """Read whose turn it is next; return the keys, and whether these are all.
+    def read(
+        self,
+        adapter: Adapter,
+        session: Session,
+        pick: Pick,
+        room: int,
+        *,
+        reach: int = 0,
+        full: Callable[[Collection[Any]], Collection[Any]] | None = None,
+    ) -> tuple[set[Any], bool]:
+        """Read whose turn it is next, of about ``reach`` keys if few of them have tasks that may start; return the
+        keys, and whether these are all.  For ``full`` see :meth:`Keys.after`.
 
         Many in a queue with limits, since most of them may have no tasks that may start.
         """
@@ -198,7 +258,10 @@ class Rotation:
             keys, is_whole = [*lanes.listed[place:], *lanes.listed[:place]], True
         else:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
-            keys, is_whole = self.keys.after(adapter, session, pick, start, wanted)
+            is_cold = is_new and start is EDGE
+            keys, is_whole = self.keys.after(
+                adapter, session, pick, start, max(wanted, reach), full=full if reach or is_cold else None
+            )
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
             if lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
                 keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
@@ -215,11 +278,17 @@ class Rotation:
         return {key for key in keys if key is not EDGE}, is_whole
 
     def grant(
-        self, room: int, limit: int, dry: Collection[Any], most: Callable[[Any], int] = lambda _: LARGEST
+        self,
+        room: int,
+        limit: int,
+        dry: Collection[Any],
+        most: Callable[[Any], int] = lambda _: LARGEST,
+        *,
+        reach: int = 0,
     ) -> dict[Any, int]:
         """Return how many tasks of which keys a claim may take, in the order of their turns: ``room`` tasks of its
-        ``limit`` or fewer, of as many keys as are searched at a time, of none that are ``dry``, and of each at
-        ``most`` so many.
+        ``limit`` or fewer, of as many keys as are searched at a time or of ``reach``, of none that are ``dry``, and of
+        each at ``most`` so many.
         """
         shares: dict[Any, int] = {}
         skipped = 0
@@ -237,7 +306,7 @@ class Rotation:
                     skipped += self.is_whole
                     self._go_on()
                     continue
-                if key not in shares and len(shares) == self._lanes:
+                if key not in shares and len(shares) == max(self._lanes, reach):
                     break
                 credit = self._credit.get(key, 0.0)
                 if key != self._visited:
@@ -292,6 +361,11 @@ class Rotation:
                 self._credit.pop(key, None)
             if self._visited in keys:
                 self._visited = _NOBODY
+
+
+def further(reach: int) -> int:
+    """Return how many keys to read after ``reach`` of which no task may start."""
+    return min(reach * FURTHER // 2, VISITED)
 
 
 _rotations: WeakKeyDictionary[Pool, LRUCache[Any, Rotation]] = WeakKeyDictionary()
@@ -378,6 +452,11 @@ class LaneClaim:
             self._full.update(full)
             self._dry.update(full)
 
+    def _full_of(self, keys: Collection[Any]) -> Collection[Any]:
+        """Return those of ``keys`` that have no slots."""
+        self._look(keys)
+        return self._full.intersection(keys)
+
     def _in_order(self, *, once: bool) -> bool:
         """Claim the first tasks of the queue whose keys have slots; return whether there may be others."""
         number, self._has_looked = self._room + OTHERS, True
@@ -413,7 +492,7 @@ class LaneClaim:
 
     def _in_turns(self, rotation: Rotation) -> bool:
         """Claim tasks of the keys whose turn it is; return whether there may be others, which it has not found."""
-        in_vain, is_old, is_gated = 0, rotation.is_old(), self._gate is not None
+        in_vain, is_old, is_gated, reach = 0, rotation.is_old(), self._gate is not None, 0
         read, are_all = set[Any](), False
         while self._room and in_vain < _IN_VAIN:
             if are_all and read <= self._dry:
@@ -422,11 +501,16 @@ class LaneClaim:
                 self.is_cut = rotation.goes_on(found=bool(self.tasks))
                 return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
-                keys, are_all = rotation.read(self._adapter, self._session, self._request.pick, self._room)
+                full = self._full_of if is_gated else None
+                keys, are_all = rotation.read(
+                    self._adapter, self._session, self._request.pick, self._room, reach=reach, full=full
+                )
                 if keys <= self._dry and keys <= read:
                     return False
                 is_old = False
                 read = keys if are_all else read | keys
+                self._look(keys)
+                reach = further(reach or MANY_LANES) if is_gated and keys <= self._dry else 0
             self._look(rotation.keys_in_turn())
             if self._request.pick.spec.fair is None:
                 self._take_next(rotation)

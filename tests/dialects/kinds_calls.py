@@ -136,7 +136,7 @@ def _guess_keys(session: QueueSession) -> None:
     """Send the statement by which a claim behind many full keys finds others, on engines that do not walk an index."""
     adapter = adapter_for(session.get_bind().dialect)
     if not adapter.rows.walks_keys:
-        turns.Keys()._guess_by_slots(adapter, session, slots_of(Visit.__queue_spec__), "a")
+        turns.Keys()._guess_by_slots(adapter, session, slots_of(Visit.__queue_spec__), "a", turns.MANY_LANES)
 
 
 def progress() -> Iterator[tuple[str, Call]]:

@@ -18,6 +18,7 @@ from sqlqueue.operations.claiming import ClaimQuery
 from sqlqueue.operations.control import not_paused
 from sqlqueue.queue.spec import spec_of
 from tests.suite.test_plans import median_read, reading
+from tests.suite.test_slots import sent
 from tests.support.harness import Database
 from tests.support.models import Crawl, Outgoing, QueuePause, Task, Transfer, Visit
 from tests.support.rows import PAST, TOMORROW, analyze, insert_many, rows
@@ -259,15 +260,37 @@ def test_workers_claim_the_tasks_of_other_keys(db: Database, model: Any) -> None
 @pytest.mark.sync_only
 @pytest.mark.parametrize("model", [Crawl, Visit])
 def test_claims_find_tasks_beyond_any_number_of_paused_keys(db: Database, model: Any) -> None:
-    column, table = spec_of(model).keyed_by.key, model.__tablename__
+    """With few statements, and without reading the tasks of these keys."""
+    column, table, other = spec_of(model).keyed_by.key, model.__tablename__, db.read_committed
     paused = [f"a{number}" for number in range(600)]
-    db.insert(model, [{column: key} for key in [*paused, "z"]])
+
+    def cost() -> tuple[int, int]:
+        analyze(db, model)
+        turns._rotations.clear()
+        with other.session() as session, reading(session, db.case) as read, sent() as cost:
+            assert {getattr(task, column) for task in session.claim_many(model, *where, limit=2)} == {"z"}
+        return cost["statements"], read.amount
+
+    db.insert(model, [{column: key} for key in [*paused, "z"] for _ in range(1 if key == "z" else 20)])
     where = not_paused(adapter_for(db.engine.dialect), spec_of(model), {f"{table}={key}" for key in paused}) or ()
+    few, small = cost()
+    insert_many(db, model, {column: "a300"})
+    many, large = cost()
+    assert max(few, many) <= 15
+    assert large <= 2 * small + 200
+
+
+@pytest.mark.sync_only
+def test_claims_find_tasks_beyond_many_keys_that_are_held(db: Database) -> None:
+    held = [f"a{number:03}" for number in range(500)]
+    db.insert(Transfer, [{"account": key, "status": "scheduled", "available_at": TOMORROW} for key in held])
+    db.insert(Transfer, [{"account": key} for key in held * 8])
+    db.insert(Transfer, [{"account": key} for key in ("x", "y", "z")])
     turns._rotations.clear()
-    for _ in range(2):
-        with db.session() as session:
-            assert [getattr(task, column) for task in session.claim_many(model, *where, limit=5)] == ["z"]
-            session.rollback()
+    with db.session() as session, sent() as cost:
+        assert sorted(task.account for task in session.claim_many(Transfer, limit=3)) == ["x", "y", "z"]
+        session.rollback()
+    assert cost["statements"] <= 20
 
 
 @pytest.mark.sync_only

@@ -110,8 +110,8 @@ def test_others_are_found_behind_many_of_full_keys(
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as statements:
         assert ids(actor.claim_many(Visit, limit=5)) == {1_001, 1_002, 1_003}
         assert len(statements) < 100
-        # there are engines with a limit
-        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < max(batch, 2 * LANES) + 20
+        if not adapter_for(sync_db.engine.dialect).rows.skips_values:  # there are engines with a limit
+            assert max(len(parameters) for _, _, _, parameters, *_ in statements) < max(batch, 2 * LANES) + 20
         actor.rollback()
 
 
@@ -359,8 +359,8 @@ def test_keys_that_another_thread_has_visited_since_they_were_read_have_no_secon
     adapter, pick = adapter_for(sync_db.engine.dialect), ClaimQuery(spec).steps[0](1)
     after = rotation.keys.after
 
-    def overtaken(*arguments: Any) -> Any:
-        found = after(*arguments)
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        found = after(*arguments, **options)
         monkeypatch.setattr(rotation.keys, "after", after)
         rotation.read(adapter, session.session, pick, 1)
         assert rotation.grant(1, 1, {None}) == {"a": 1}
