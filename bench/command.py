@@ -114,8 +114,8 @@ def bench(
 
     growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
 
-    keyed: drains of queues whose keys share them, have limits or keep their order, and of a key with a large backlog,
-    compared with a plain queue. Only with --only keyed.
+    keyed: drains of queues whose keys share them, have limits or keep their order, compared with a plain queue, and
+    beside a large backlog of one key, compared with a small one. Only with --only keyed.
 
     --peers: procrastinate, chancy, pgqueuer, oban and, with Node.js, graphile-worker, in their latest releases,
     compared with sqlqueue and with hand-written code. A library that cannot be installed or that fails is listed with

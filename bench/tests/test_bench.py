@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from sqlalchemy import inspect, make_url
@@ -101,12 +102,18 @@ def test_growth_is_shown_as_text(sync_db: Database) -> None:
         assert told == (sync_db.case.name in TELLING)
 
 
+BESIDE = ("fair", "limits, full", "rates, used up", "in order, the first one running")
+"""The queues that are measured beside a large and a small backlog of one key."""
+
+
 @pytest.mark.one_engine
 def test_keys_are_measured_on_request(url: str) -> None:
     keyed = ("--only", "keyed", "--sizes", 1_100, "--rounds", 1)
     plain, single, *others = reported(url, *keyed)["keyed"]
     assert (plain["ratio"]["median"], single["against"]) == (1, "plain")
     assert [each["against"] for each in others].count("plain") == 3
+    pairs = Counter(each["against"] for each in others if each["against"] != "plain")
+    assert {name.partition(":")[0]: number for name, number in pairs.items()} == dict.fromkeys(BESIDE, 2)
     assert min(each["rate"]["least"] for each in (plain, single, *others)) > 0
 
 
