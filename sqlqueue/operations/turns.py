@@ -493,7 +493,7 @@ class LaneClaim:
     def _in_turns(self, rotation: Rotation) -> bool:
         """Claim tasks of the keys whose turn it is; return whether there may be others, which it has not found."""
         in_vain, is_old, is_gated, reach = 0, rotation.is_old(), self._gate is not None, 0
-        read, are_all = set[Any](), False
+        keys, read, are_all = set[Any](), set[Any](), False
         while self._room and in_vain < _IN_VAIN:
             if are_all and read <= self._dry:
                 return False
@@ -509,9 +509,8 @@ class LaneClaim:
                     return False
                 is_old = False
                 read = keys if are_all else read | keys
-                self._look(keys)
-                reach = further(reach or MANY_LANES) if is_gated and keys <= self._dry else 0
             self._look(rotation.keys_in_turn())
+            reach = further(reach or MANY_LANES) if is_gated and keys and keys <= self._dry else 0
             if self._request.pick.spec.fair is None:
                 self._take_next(rotation)
                 continue

@@ -311,7 +311,7 @@ def test_a_claim_reads_nothing_of_a_paused_backlog(db: Database, model: Any) -> 
     db.insert(model, [row for key in ("a", "b") for row in rows(40, **{column: key})])
     small = effort()
     insert_many(db, model, {column: "a", "available_at": PAST, "priority": -1})
-    assert effort() <= 2 * small + 200
+    assert effort() <= 2 * small + 4 * turns._SOME  # pages of rows of other keys
 
 
 @pytest.mark.sync_only
