@@ -801,8 +801,8 @@ def test_a_retry_revives_neither_what_has_run_nor_what_another_failure_has_cance
         batch.add(Note(name="alone"), after=two)
         batch.add(Note(name="with another"), after=[two, batch.add(Page(name="c"))])
         early = batch.add(Note(name="early"), after=two)
+    flow.execute(update(Note).where(Note.id == early.id).values(available_at=utcnow()))  # its deadline
     with flow.begin() as session:
-        session.execute(update(Note).where(Note.id == early.id).values(available_at=utcnow()))  # its deadline
         session.cancel(session.claim(Note))
     flow.committed.enqueue(Page(name="d"))
     assert Counter(work(flow, "a", "b", "d")) == Counter("abcd")
