@@ -146,7 +146,8 @@ class LockingTransactions:
 
     def _run_all(self, transaction: _Transaction, tasks: Sequence[Any], *, alone: bool) -> bool:
         """Run the tasks until one has used its session.  Returns whether to claim more at once."""
-        left, has_suspects = deque(tasks), False
+        left, suspects = deque(tasks), list[Any]()
+        load(self.handler.spec, tasks)  # before a savepoint, which this would use
         while left and not (transaction.started and (self._runs_one or self._is_stopped)):
             task = left.popleft()
             load(self.handler.spec, [task])
@@ -154,14 +155,13 @@ class LockingTransactions:
             if job.crashes >= self.handler.spec.options.max_crashes:
                 transaction.ends[job] = Ended(crashed_too_often(job.task, job.crashes))
             elif job.crashes and not alone:
-                has_suspects = True
+                suspects.append(task)
                 self._suspect(job.claim.identity)
-                mark_settled(transaction.session, task, "released")
             else:
                 self._run(transaction, job)
-        for task in filter(is_unsettled, left):  # there are none if the handler has ended the transaction
+        for task in filter(is_unsettled, (*suspects, *left)):  # there are none if the handler has ended the transaction
             mark_settled(transaction.session, task, "released")  # nothing is written: the commit unlocks it
-        return not has_suspects
+        return not suspects
 
     def _run(self, transaction: _Transaction, job: Job) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
@@ -169,7 +169,8 @@ class LockingTransactions:
         self._context.in_flight.add(job)
         transaction.started.append(job)
         job.on_lost = transaction.deadline.end_soon
-        savepoint = transaction.session.begin_nested()
+        # one that no call has used is still open
+        savepoint = transaction.session.get_nested_transaction() or transaction.session.begin_nested()
         try:
             with self._executor.calling(job):
                 ended = self._call(transaction, job, savepoint)
@@ -201,8 +202,8 @@ class LockingTransactions:
             self._runs_one = True
             if unsettled:
                 operations.complete(session, job.task, result)
-        if is_open:
-            savepoint.commit()
+            if is_open:
+                savepoint.commit()
         return Ended(COMPLETED, is_written=not is_left)
 
     def _cancels(self, transaction: _Transaction, error: BaseException) -> bool:
@@ -271,6 +272,8 @@ class LockingTransactions:
 
 def _commit(session: Session, ends: Sequence[tuple[Claim, Ended]]) -> None:
     """Write the outcomes that are left to write, and commit."""
+    if (savepoint := session.get_nested_transaction()) is not None:
+        savepoint.commit()
     write_outcomes(session, [(claim, end.outcome) for claim, end in ends if end.outcome and not end.is_written])
     session.commit()
 
