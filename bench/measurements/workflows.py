@@ -1,11 +1,13 @@
 """Measures workflows of known shapes, worked off by a worker of ten threads whose handlers do nothing.
 
-    python -m bench.measurements.workflows URL --shapes chain layers fan-in release
+    python -m bench.measurements.workflows URL --shapes chain layers fan-in release settle
 
 - ``chain``: tasks that each wait for the one before.
 - ``layers``: 100 layers of 100 tasks that each wait for all of the layer before.
 - ``fan-in``: a batch of many tasks with a callback.
 - ``release``: many tasks that wait for one.
+- ``settle``: the speed at which one connection claims and completes members of one batch, as a share of that for
+  plain tasks, one by one and in batches of 100: the median of five rounds, with all of them.
 
 Creates the tables of the tests' batches in a database that has none with these names, and drops them.
 """
@@ -15,13 +17,15 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
-from sqlalchemy import Engine, delete, func, select
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy import Engine, Identity, String, delete, func, select
+from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
 
-from sqlqueue import QueueSession, TaskBatch, Worker
+from sqlqueue import QueueSession, ResultMixin, StepMixin, TaskBatch, Worker
 from sqlqueue.evaluation.support import reached
 from tests.support.flows import Flow, Latch, Note, Page
 
@@ -56,6 +60,15 @@ SHAPES: dict[str, tuple[Shape, int]] = {
 }
 
 
+class Plain(ResultMixin, StepMixin, Flow):
+    """As `Page`, but no queue whose tasks can belong to batches."""
+
+    __tablename__ = "plain_page"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(50), default="")
+
+
 class Shapes:
     """Measures shapes on one engine."""
 
@@ -86,6 +99,37 @@ class Shapes:
             f" {spent / number * 1000:.2f} | {lag * 1000:.0f} |"
         )
 
+    def settle(self, scale: float) -> str:
+        """Compare the members of one batch with plain tasks."""
+        shares: list[str] = []
+        for at_once, number in ((1, 1_000), (100, 10_000)):
+            ratios = sorted(self._share(int(number * scale), at_once) for _ in range(5))
+            found = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            shares.append(f"{at_once} at a time {median(ratios):.2f} ({found})")
+        return f"| {self._engine.dialect.name} | settle | {'; '.join(shares)} |"
+
+    def _share(self, number: int, at_once: int) -> float:
+        """Return the speed of members as a share of that of plain tasks: transactions of both take turns, so that
+        whatever else the machine does slows both."""
+        with self._sessions.begin() as session, session.batch("settle") as batch:
+            fan_in(batch, number)
+            session.enqueue(Plain, [{}] * number)
+        spent: Counter[Any] = Counter()
+        for turn in range(0, number, at_once):
+            for kind in [Plain, Page][:: 1 if turn // at_once % 2 else -1]:
+                begun = time.perf_counter()
+                with self._sessions.begin() as session:
+                    session.complete(session.claim_many(kind, limit=at_once))
+                spent[kind] += time.perf_counter() - begun
+        begun = time.perf_counter()
+        with self._sessions.begin() as session:
+            session.advance(Page)
+        spent[Page] += time.perf_counter() - begun
+        for model in (Latch, Page, Plain):
+            with self._sessions.begin() as session:
+                session.execute(delete(model))
+        return spent[Plain] / spent[Page]
+
     def _asked(self, query: Any) -> Any:
         with self._sessions() as session:
             return session.scalar(query)
@@ -105,7 +149,7 @@ class Shapes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("urls", nargs="+", metavar="URL")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "settle"], default=[*SHAPES, "settle"])
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of tasks")
     given = parser.parse_args()
     print("| engine | shape | tasks | latches | enqueued in s | done in s | ms a task | callback after the last, ms |")
@@ -114,7 +158,9 @@ def main() -> None:
         Flow.metadata.create_all(engine, checkfirst=False)
         try:
             for name in given.shapes:
-                print(Shapes(engine).measure(name, given.scale), flush=True)
+                shapes = Shapes(engine)
+                found = shapes.settle(given.scale) if name == "settle" else shapes.measure(name, given.scale)
+                print(found, flush=True)
         finally:
             Flow.metadata.drop_all(engine)
             engine.dispose()
