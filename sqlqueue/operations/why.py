@@ -40,7 +40,7 @@ from ..sql import (
 from ..transaction import AnySession, ledger_of, open_, row_of, scope_of, session_of, within
 from .control import pauses_of
 from .flows import waited_text
-from .latches import NOT_RUN
+from .latches import NOT_RUN, SKIPPED, shown_state
 from .paging import finds_finished
 from .placing import PART
 from .recording import attempt_text, brief, reported, spoken, was_set_aside
@@ -210,6 +210,8 @@ def _finished(status: Status, values: Any) -> Reason:
     when = f"at {moment_text(moment)}" if moment else "before its table became a queue"
     is_why = error and (status is Status.DISCARDED or error == EXPIRED or error.startswith(NOT_RUN))
     because = f": {error.partition(chr(10))[0]}" if is_why else ""
+    if shown_state(status, values.get("waits_when")) == SKIPPED:
+        because = ": it was not needed, as nothing that it waited for has failed"
     text = f"it was {status.value} {when}{because}"
     return Reason(cause=Cause.FINISHED, text=text, since=moment, by=values["claimed_by"])
 

@@ -123,6 +123,8 @@ def test_callbacks_of_a_batch(flow: Database) -> None:
         assert (latch.completed, latch.discarded, latch.broken_at) == (3, 0, None)
         skipped = session.scalar(select(Note).where(Note.name == "failed"))
         assert (skipped.error, skipped.waits_when) == (None, "skipped")
+        (reason,) = session.why(skipped).reasons
+        assert reason.text.endswith(": it was not needed, as nothing that it waited for has failed")
     assert flow.committed.run(opens, "import") == 0, "it has opened twice"
 
 
