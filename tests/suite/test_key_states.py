@@ -375,7 +375,10 @@ def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
     db.insert(model, [waiting] * 1_000)
     small = effort()
     insert_many(db, model, waiting)
-    assert effort() <= 1.1 * small + 60  # index trees get deeper
+    deeper = size * (
+        len(model.__table__.indexes) + 1
+    )  # a row is written to each index, whose tree may have another level
+    assert effort() <= 1.1 * small + max(deeper, 60)
 
 
 @pytest.mark.sync_only
