@@ -375,10 +375,8 @@ def test_a_claim_of_a_key_reads_as_much_however_many_tasks_it_has(
     db.insert(model, [waiting] * 1_000)
     small = effort()
     insert_many(db, model, waiting)
-    deeper = size * (
-        len(model.__table__.indexes) + 1
-    )  # a row is written to each index, whose tree may have another level
-    assert effort() <= 1.1 * small + max(deeper, 60)
+    levels = size * (len(model.__table__.indexes) + 1)  # each row is written to each index, whose tree may be deeper
+    assert effort() <= 1.1 * small + max(levels, 60)
 
 
 @pytest.mark.sync_only
