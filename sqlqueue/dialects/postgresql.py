@@ -187,6 +187,11 @@ class PostgreSQLRows(Rows):
         # FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim
         return skip_locked(pick, *columns, key_share=True)
 
+    def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
+        # CASE, since a planner without statistics may prefer another index to the keys, and read all of its entries
+        matches = case((and_(*pick.state, *pick.where), literal_column("1"))) == literal_column("1")
+        return super()._naming(replace(pick, state=(matches,), where=()), count, limit)
+
     def begin_look(self, session: Session, spec: QueueSpec) -> None:
         # for a row that is found in most tables at once, a planner chooses a scan, even where there is none to find
         settings = {"enable_seqscan": "off", "row_security": "off"}  # an error, rather than members that are not seen
