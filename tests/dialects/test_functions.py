@@ -43,27 +43,30 @@ def calls(sql: str) -> set[str]:
     return found - {name.lower() for name in _DECLARED.findall(text)}
 
 
-def built_in(engine: str) -> set[str]:
+def called(engine: str) -> dict[str, set[str]]:
+    """Return the functions that each pinned statement calls."""
+    pinned: dict[str, str] = json.loads((PINNED / f"{engine}.json").read_text())
+    return {name: calls(sql) for name, sql in pinned.items()}
+
+
+def listed(engine: str) -> tuple[str, set[str]]:
+    """Return the comment of the engine's list, and the functions in it."""
     lines = (FUNCTIONS / f"{engine}.txt").read_text().splitlines()
-    return {name for line in lines if not line.startswith("#") for name in line.split()}
+    comment = "\n".join(line for line in lines if line.startswith("#"))
+    return comment, {name for line in lines if not line.startswith("#") for name in line.split()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_functions_exist(engine: str) -> None:
-    pinned: dict[str, str] = json.loads((PINNED / f"{engine}.json").read_text())
-    called = {name: calls(sql) for name, sql in pinned.items()}
-    known = built_in(engine)
-    assert len(set().union(*called.values())) > 10
-    assert {name: unknown for name, names in called.items() if (unknown := names - known)} == {}
+    found, (_, known) = called(engine), listed(engine)
+    assert len(set().union(*found.values())) > 10
+    assert {name: unknown for name, names in found.items() if (unknown := names - known)} == {}
 
 
 @pytest.mark.parametrize("engine", ["mysql", "oracle", "sqlite"])
 def test_those_of_a_list_that_is_not_wholly_compared_were_looked_up(engine: str) -> None:
-    lines = (FUNCTIONS / f"{engine}.txt").read_text().splitlines()
-    comment = "\n".join(line for line in lines if line.startswith("#"))
-    pinned: dict[str, str] = json.loads((PINNED / f"{engine}.json").read_text())
-    called = set().union(*(calls(sql) for sql in pinned.values()))
-    assert {name for name in called if not re.search(rf"\b{name.upper()}\b", comment)} == set()
+    names, (comment, _) = set().union(*called(engine).values()), listed(engine)
+    assert {name for name in names if not re.search(rf"\b{name.upper()}\b", comment)} == set()
 
 
 @pytest.mark.parametrize(
