@@ -111,7 +111,7 @@ class Shapes:
     def _share(self, number: int, at_once: int) -> float:
         """Return the speed of members as a share of that of plain tasks: transactions of both take turns, so that
         whatever else the machine does slows both."""
-        with self._sessions.begin() as session, session.batch("settle") as batch:
+        with self._sessions.begin() as session, session.batch() as batch:
             fan_in(batch, number)
             session.enqueue(Plain, [{}] * number)
         spent: Counter[Any] = Counter()

@@ -196,7 +196,7 @@ class PostgreSQLRows(Rows):
         # for a row that is found in most tables at once, a planner chooses a scan, even where there is none to find
         settings = {"enable_seqscan": "off", "row_security": "off"}  # an error, rather than members that are not seen
         local = (func.pg_catalog.set_config(name, value, true()) for name, value in settings.items())
-        self.execute(session, spec, select(*local))
+        self.execute(session, spec, spec.made.get((self, "begin look"), lambda: select(*local)))
 
     def skip_locked_rows(self, spec: QueueSpec, named: Criterion) -> Criterion:
         # a join without repeating the condition, whose number of rows the planner cannot estimate

@@ -8,16 +8,17 @@ member, or makes one available again, locks the row as well.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import (
     ColumnElement,
     Select,
     and_,
+    bindparam,
     case,
     delete,
     func,
@@ -107,8 +108,12 @@ class Latches:
         found = (each for each in queues(self.spec.table.metadata) if each.has_latches)
         return {each.name: each for each in reversed([*found])}  # a class comes before its subclasses
 
-    def _execute(self, statement: Any) -> Any:
-        return self.adapter.rows.execute(self.session, self.spec, statement)
+    def _execute(self, statement: Any, parameters: Any = None) -> Any:
+        return self.adapter.rows.execute(self.session, self.spec, statement, parameters)
+
+    def _made(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the statement that ``make`` builds, once: building it takes longer than a look at a few latches."""
+        return self.spec.made.get((self.adapter.rows, *self.flows.values(), key), make)
 
     def read(self, spec: QueueSpec, statement: Any) -> Any:
         """Return the rows of a statement on the table of a queue."""
@@ -144,21 +149,27 @@ class Latches:
 
     def ripe(self, among: Collection[str] | None) -> list[str]:
         """Return closed latches without unfinished members: of ``among``, or of all, 500 at most."""
+        if among is None:
+            return list(self._execute(self._made("ripe", lambda: self._ripe().limit(MOST))).scalars())
+        found = self._made("ripe among", lambda: self._ripe().where(self.c.id.in_(bindparam("among", expanding=True))))
+        return [key for some in _parts(among) for key in self._execute(found, {"among": some}).scalars()]
+
+    def _ripe(self) -> Select[Any]:
         latch = self.model.table
         blocked = [
             self._probe(spec, spec["reports_to"] == latch.c.id, spec["finished_at"].is_(None))
             for spec in self.flows.values()
         ]
         blocked += self._probes_of_latches(lambda other: other.c.opened_at.is_(None))
-        found = select(latch.c.id).where(
-            latch.c.opened_at.is_(None), latch.c.sealed == SEALED, *(x.is_(None) for x in blocked)
-        )
-        if among is None:
-            return list(self._execute(found.limit(MOST)).scalars())
-        return [key for some in _parts(among) for key in self._execute(found.where(latch.c.id.in_(some))).scalars()]
+        closed = (latch.c.opened_at.is_(None), latch.c.sealed == SEALED)
+        return select(latch.c.id).where(*closed, *(x.is_(None) for x in blocked))
 
     def failing(self, since: timedelta | None) -> set[str]:
         """Return closed latches with a member that has failed, ``since`` that time if given, and do not show it."""
+        statement = self._made(("failing", since), partial(self._failing, since))
+        return set(self._execute(statement).scalars())
+
+    def _failing(self, since: timedelta | None) -> Select[Any]:
         latch = self.model.table
         ways = [
             self._probe(
@@ -171,19 +182,21 @@ class Latches:
         ]
         ways += self._probes_of_latches(lambda other: other.c.broken_at.is_not(None))
         closed = (latch.c.opened_at.is_(None), latch.c.broken_at.is_(None), latch.c.sealed != EVENT)
-        return set(self._execute(select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))).scalars())
+        return select(latch.c.id).where(*closed, or_(*(x.is_not(None) for x in ways)))
 
     def late(self, since: timedelta | None) -> list[str]:
         """Return latches, opened ``since`` that time if given, for which tasks still wait: who opened them has not seen
         these, in an older snapshot or without their model."""
+        return list(self._execute(self._made(("late", since), partial(self._late, since))).scalars())
+
+    def _late(self, since: timedelta | None) -> Select[Any]:
         latch = self.model.table
         waits = [
             self._probe(spec, is_waiting(spec), spec["waits_for"] == latch.c.id, index="waits")
             for spec in self.flows.values()
         ]
         opened = latch.c.opened_at.is_not(None) if since is None else latch.c.opened_at > utcnow(-since)
-        found = select(latch.c.id).where(opened, or_(*(x.is_not(None) for x in waits))).limit(MOST)
-        return list(self._execute(found).scalars())
+        return select(latch.c.id).where(opened, or_(*(x.is_not(None) for x in waits))).limit(MOST)
 
     def unsealed(self, since: timedelta) -> list[str]:
         """Return batches that have not been sealed ``since`` that time, a few of them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from math import ceil
 from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Engine
@@ -137,7 +138,8 @@ class LatchWatch:
         """Look at all latches, and choose the time of the next sweep."""
         begun, before = time.monotonic(), self._swept
         self._due = begun + self._context.poll.total_seconds()  # before it reads: what is heard meanwhile counts
-        since = None if before is None else timedelta(seconds=begun - before) + MARGIN
+        # in whole seconds, so that few statements are built
+        since = None if before is None else timedelta(seconds=ceil(begun - before)) + MARGIN
         found = await self._transact(partial(_find_all, since=since))
         look = await self._open(found)
         self._swept = begun
