@@ -55,7 +55,7 @@ from .base import Adapter
 from .connections import Connections, Interrupt, StatementResult, first_argument, milliseconds, socket_of
 from .inspection import Inspection, LiveIndex, QueryPlan, Term, Types, bare, catalog, explain, multi_primary, read_only
 from .naming import Naming, Product, live_name
-from .statements import LANES, ByKey, Replacement, Rows, skip_locked
+from .statements import MANY_LANES, ByKey, Replacement, Rows, skip_locked
 
 # -- index hints for rows selected by primary key ---------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class MySQLRows(Rows):
     sweeps_by_key = True
     # ON DUPLICATE KEY UPDATE
     key_before_row = True
-    probes = 8 * LANES
+    probes = MANY_LANES
     skips_values = True
     # PyMySQL and drivers derived from it batch an INSERT only if VALUES contains nothing but parameters
     sends_values_alone = True

@@ -94,7 +94,9 @@ MANY_LANES = 16 * LANES
 """The number of keys that are searched for where most have no tasks that may start."""
 BRANCHES = 4 * LANES
 """The maximum number of lanes whose first rows a statement reads; engines limit the parts of a statement."""
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES, 2 * LANES, BRANCHES, 2 * BRANCHES)
+_MOST = 2 * BRANCHES
+"""The number of rows that a statement writes values of their own to."""
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, LANES, 2 * LANES, BRANCHES, _MOST, MANY_LANES)
 """The numbers of lanes for which there are statements: otherwise, most claims would compile their own."""
 
 
@@ -664,8 +666,8 @@ class Rows(ABC):
     ) -> None:
         """Write to each of some locked rows its own value of ``column``, and what ``others`` returns for a ``key``."""
         items = list(values.items())
-        for start in range(0, len(items), _SIZES[-1]):
-            some = _sized(items[start : start + _SIZES[-1]])
+        for start in range(0, len(items), _MOST):
+            some = _sized(items[start : start + _MOST])
             make = partial(self._writing_each, spec, column, others, len(some))
             writing = spec.made.get((self, "each", key, len(some)), make)
             parts = {_KEY.format(number, n): part for number, (row, _) in enumerate(some) for n, part in enumerate(row)}

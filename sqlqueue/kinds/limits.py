@@ -51,6 +51,7 @@ from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Sta
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..sql import (
     COUNTED,
+    EDGE,
     LARGEST,
     Assignment,
     Pick,
@@ -540,6 +541,20 @@ class Gate:
             unread = {key for stock in self._stocks for key in stock.unread.intersection(unread) if not stock.free[key]}
             most *= FURTHER
 
+    def look_after(self, key: Any, number: int) -> list[Key]:
+        """Read what is free of the next ``number`` keys with slots, or fewer, after ``key``; return them in order."""
+        slots, given, most = self._slots, {} if key is EDGE else {_GIVEN: key}, 1 << _OTHERS.bit_length()
+
+        def make() -> Executable:
+            column = slots["slot_key"]
+            later = [column > bindparam(_GIVEN, type_=column.type)] if given else []
+            some = select(column).where(*later).distinct().order_by(column).limit(number).subquery()
+            last = select(func.max(some.c[column.name])).scalar_subquery()
+            return _first_free(slots, most, and_(*later, column <= last))
+
+        statement = slots.made.get(("next free", number, len(given)), make)
+        return self._fill(self._adapter.rows.execute(self._session, slots, statement, given), most)
+
     def room(self, key: Key) -> int:
         """Return how many tasks of a key may start, as far as is known."""
         if key is None or key in self._known:
@@ -636,33 +651,38 @@ class Gate:
 
     def _read(self, keys: Collection[Key], most: int) -> None:
         slots, rows, names = self._slots, self._adapter.rows, [key for key in keys if key is not None]
-        for stock in self._stocks:
-            stock.unread.difference_update(names)
-        statement = slots.made.get(("first free", most), lambda: _first_free(slots, most))
+        make = partial(_first_free, slots, most, _are_given(slots["slot_key"]))
+        statement = slots.made.get(("first free", most), make)
         for some in rows.batches(slots, names):
-            seen: Any = rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)})
-            has = defaultdict[Key, tuple[int, bool, int]](lambda: (0, False, 1))
-            free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
-            moments = list[datetime]()
-            for key, number, left, worth, period, moment in seen:
-                if number == 0:
-                    has[key] = worth, period is not None, left
-                else:
-                    free[key][number < 0].append(Free((key, number), *((left, worth) if number < 0 else (1, 1))))
-                    moments += () if moment is None else (moment,)
-            since = max(moments, default=None)
-            for key in {*has, *free}:
-                self._known.add(key)
-                self._seen[key] = since
-                worth, has_rate, last = has[key]
-                if not last:
-                    free[key][0].clear()
-                has_some, are_more = (worth != UNLIMITED, has_rate), (last > _REACH * most, False)
-                for stock, has_any, found, more in zip(self._stocks, has_some, free[key], are_more, strict=True):
-                    if has_any:
-                        stock.fill(key, [each for each in found if each.row not in self._tried])
-                    if has_any and (more or len(found) >= most):
-                        stock.unread.add(key)
+            self._fill(rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)}), most)
+
+    def _fill(self, seen: Iterable[Any], most: int) -> list[Key]:
+        """Store the result of :func:`_first_free`; return its keys."""
+        has = defaultdict[Key, tuple[int, bool, int]](lambda: (0, False, 1))
+        free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
+        moments = list[datetime]()
+        for key, number, left, worth, period, moment in seen:
+            if number == 0:
+                has[key] = worth, period is not None, left
+            else:
+                free[key][number < 0].append(Free((key, number), *((left, worth) if number < 0 else (1, 1))))
+                moments += () if moment is None else (moment,)
+        since = max(moments, default=None)
+        keys = list({**has, **free})
+        for key in keys:
+            self._known.add(key)
+            self._seen[key] = since
+            worth, has_rate, last = has[key]
+            if not last:
+                free[key][0].clear()
+            has_some, are_more = (worth != UNLIMITED, has_rate), (last > _REACH * most, False)
+            for stock, has_any, found, more in zip(self._stocks, has_some, free[key], are_more, strict=True):
+                stock.unread.discard(key)
+                if has_any:
+                    stock.fill(key, [each for each in found if each.row not in self._tried])
+                if has_any and (more or len(found) >= most):
+                    stock.unread.add(key)
+        return keys
 
     def _lock(self, shares: Mapping[Key, int]) -> list[tuple[_Stock, Key]]:
         """Lock slots and places that have been read; return of which keys there are too few."""
@@ -737,8 +757,8 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     return select(key).where(is_busy(slots, table), or_(is_excess(slots, table), none)).distinct()
 
 
-def _first_free(slots: QueueSpec, most: int) -> Executable:
-    """Return row 0 of each of the given keys that has rows, and ``most`` slots and places that seem to be free.
+def _first_free(slots: QueueSpec, most: int, named: Criterion) -> Executable:
+    """Return row 0 of each of the ``named`` keys that has rows, and ``most`` slots and places that seem to be free.
 
     Row 0 has the highest number of a slot, or 0 if more tasks run than a lowered limit allows.
     """
@@ -753,11 +773,11 @@ def _first_free(slots: QueueSpec, most: int) -> Executable:
     place = func.row_number().over(partition_by=[key, kind], order_by=[_starts_left(slots), number]).label("place")
     moment = case((~is_taken(slots, slots.table), slots["available_at"]))  # none while a round goes on
     columns = key, number, left.label("starts_left"), worth, slots["period"], moment.label("moment")
-    read = and_(_are_given(key), number <= literal_column(str(_REACH * most)))
+    read = and_(named, number <= literal_column(str(_REACH * most)))
     known = select(*columns, place).where(read, or_(is_row_0, _is_free(slots, utcnow()))).subquery("known")
     first = known.c.place <= literal_column(str(most))
     names = (key.name, number.name, "starts_left", worth.name, slots["period"].name, "moment")
-    return select(*(known.c[name] for name in names)).where(first)
+    return select(*(known.c[name] for name in names)).where(first).order_by(known.c[key.name])
 
 
 # -- queues that limit how many tasks with the same key run at once, and the slots that running tasks hold ------------

@@ -43,7 +43,7 @@ def claim_in_sequence(
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
         if is_old or not rotation.has_turns(room, passed):
             keys, are_all = rotation.read(adapter, session, pick, room, reach=width)
-            if keys <= visited and (are_all or keys <= read):
+            if keys <= (visited | passed if are_all else visited & read):
                 break
             is_old = False
             visited, read = visited | keys & passed, read | keys

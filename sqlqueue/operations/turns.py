@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -71,40 +72,41 @@ class Keys:
         key: Any,
         wanted: int,
         *,
-        full: Callable[[Collection[Any]], Collection[Any]] | None = None,
+        claim: LaneClaim | None = None,
     ) -> tuple[list[Any], bool]:
         """Return the next keys that have ready tasks, and the edge among them: ``wanted`` keys or more, if so many are
         found soon; and whether these are all.
 
-        Each was the next one when it was read, except for keys that the criteria exclude.  ``full`` tells which keys
+        Each was the next one when it was read, except for keys that the criteria exclude.  A ``claim`` knows which keys
         have no slots: where few of the next ones have, these are passed over as well.
         """
         found, guesses, rows = dict[Any, None](), True, adapter.rows
         passed = set[Any](pick.lanes.excluded if pick.lanes else ())
-        in_vain = full is not None or key not in self._following
+        in_vain, some = claim is not None or key not in self._following, _SOME
         for _ in range(_READS):
             before, number = len(found.keys() - passed), LANES if wanted <= LANES else max(wanted, MANY_LANES)
-            if in_vain and rows.skips_values and (passed or full):
-                following, guesses = self._others(adapter, session, pick, key, passed=passed, full=full), False
-                wanted, full = LANES if full else wanted, None
+            if in_vain and rows.skips_values and (passed or claim):
+                following, guesses = self._others(adapter, session, pick, key, passed=passed, claim=claim), False
+                wanted, claim = LANES if claim else wanted, None
             else:
                 if found and key not in self._following and pick.spec.is_limited and not rows.walks_keys:
                     self._guess_by_slots(adapter, session, slots_of(pick.spec), key, MANY_LANES)
                 guesses = guesses and key in self._following
-                following = self._read(adapter, session, pick, key, number, guesses=guesses)
+                following = self._read(adapter, session, pick, key, number, some=some, guesses=guesses)
             while key in following:
                 key = following[key]
                 if key in found:
                     return list(found), True
                 found[key] = None
             gained = len(found.keys() - passed) - before
+            some = _SOME * FURTHER if gained > 1 else _SOME  # no page is much larger than the tasks of one key
             guesses, in_vain = not guesses or gained > 1, not gained  # otherwise, many keys have come since
             if before + gained - (EDGE in found) >= wanted or (EDGE in found and wanted > MANY_LANES):
                 break
         return list(found), False
 
     def _read(
-        self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, guesses: bool
+        self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, some: int, guesses: bool
     ) -> dict[Any, Any]:
         if adapter.rows.walks_keys and pick.divided is None:
             keys = adapter.rows.walk_keys(session, pick, key, number)
@@ -113,7 +115,7 @@ class Keys:
             most = LANES if pick.divided is not None else min(adapter.rows.probes, adapter.rows.most(pick.spec))
             following = adapter.rows.next_keys(session, pick, self._guesses(key, min(number, max(most, LANES))))
         else:
-            some = _SOME if pick.lanes is None or pick.lanes.run is None else max(_SOME, 4 * number)
+            some = max(some, 4 * number if pick.lanes is not None and pick.lanes.run is not None else 0)
             following = _consecutive(key, adapter.rows.keys_after(session, pick, key, some), some)
         self._following.update(following)
         return following
@@ -126,18 +128,18 @@ class Keys:
         key: Any,
         *,
         passed: Collection[Any],
-        full: Callable[[Collection[Any]], Collection[Any]] | None,
+        claim: LaneClaim | None,
     ) -> dict[Any, Any]:
-        """Return some of the next keys that have ready tasks, without those ``passed`` and most that are ``full``."""
-        number, following = MANY_LANES, dict[Any, Any]()
+        """Return some of the next keys that have ready tasks, without those ``passed`` and most that have no slots."""
+        number, some, following = MANY_LANES, _SOME if claim is None else 4 * MANY_LANES, dict[Any, Any]()
         while True:
-            number = further(number)
-            named = [] if full is None else self._guess_by_slots(adapter, session, slots_of(pick.spec), key, number)
-            closed = full(named) if full is not None and named else ()
-            rows = adapter.rows.keys_after(session, pick, key, _SOME, [*passed, *closed])
-            following |= _consecutive(key, rows, _SOME)
-            keys = set(rows)
-            if len(rows) < _SOME or number >= VISITED or full is None or not keys.issubset(full(keys)):
+            number, closed = further(number), set[Any]()
+            if claim is not None:
+                named, closed = claim.look_after(key, number)
+                self._following.update(pairwise([key, *named]))
+            rows = adapter.rows.keys_after(session, pick, key, some, [*passed, *closed])
+            following |= _consecutive(key, rows, some)
+            if len(rows) < some or number >= VISITED or claim is None or claim.full_of(set(rows)) < set(rows):
                 return following
             key = rows[-1]
 
@@ -239,10 +241,10 @@ class Rotation:
         room: int,
         *,
         reach: int = 0,
-        full: Callable[[Collection[Any]], Collection[Any]] | None = None,
+        claim: LaneClaim | None = None,
     ) -> tuple[set[Any], bool]:
         """Read whose turn it is next, of about ``reach`` keys if few of them have tasks that may start; return the
-        keys, and whether these are all.  For ``full`` see :meth:`Keys.after`.
+        keys, and whether these are all.  For ``claim`` see :meth:`Keys.after`.
 
         Many in a queue with limits, since most of them may have no tasks that may start.
         """
@@ -260,7 +262,7 @@ class Rotation:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             is_cold = is_new and start is EDGE
             keys, is_whole = self.keys.after(
-                adapter, session, pick, start, max(wanted, reach), full=full if reach or is_cold else None
+                adapter, session, pick, start, max(wanted, reach), claim=claim if reach or is_cold else None
             )
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
             if lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
@@ -268,7 +270,7 @@ class Rotation:
         again = {key: number for number, key in enumerate(keys)} if goes_round else {}
         first = next((again[key] for key in [*self._ring] if key in again), 0)
         if is_new:  # processes that end soon begin with different keys
-            first = random.randrange(len(keys) or 1)
+            first = random.randrange(max(len(keys) - (LANES if spec.is_limited else 0), 1))
         with self._lock:
             if self._last is last or not self._ring:  # otherwise, another thread has read them in the meantime
                 self._ring = deque([*keys[first:], *(keys[:first] if is_whole else ())])
@@ -409,8 +411,8 @@ class LaneClaim:
         self._full: set[Any] = set()
         """Those that had no slots."""
         self._width = _WIDTH
-        self._has_looked = False
-        """Whether the first tasks of the queue have been looked at."""
+        self._front: Mapping[Identity, Any] | None = None
+        """The first tasks of the queue that are still to be taken, once they have been looked at."""
         self.is_cut = False
         """Whether the claim has ended early, and the next one may find tasks."""
 
@@ -430,8 +432,9 @@ class LaneClaim:
             more = rotation.is_clogged = self._in_order(once=True)
         if more:
             more = self._in_turns(rotation)
+            self._take_front()
             lanes: Any = self._pick.lanes
-            if not self._has_looked:
+            if self._front is None:
                 rotation.is_clogged = bool(self._full or lanes.excluded)
             if more and self._gate is None:  # others have locked the tasks of many keys, or the criteria exclude them
                 rest = replace(lanes.ordered, where=(*lanes.ordered.where, *lanes.apart), limit=self._room)
@@ -452,25 +455,41 @@ class LaneClaim:
             self._full.update(full)
             self._dry.update(full)
 
-    def _full_of(self, keys: Collection[Any]) -> Collection[Any]:
+    def full_of(self, keys: Collection[Any]) -> set[Any]:
         """Return those of ``keys`` that have no slots."""
         self._look(keys)
         return self._full.intersection(keys)
 
+    def look_after(self, key: Any, number: int) -> tuple[Sequence[Any], set[Any]]:
+        """Return which keys with slots come after ``key``, at most ``number``, and those that have none free."""
+        assert self._gate is not None
+        named = self._gate.look_after(key, number)
+        return named, self.full_of(named)
+
     def _in_order(self, *, once: bool) -> bool:
-        """Claim the first tasks of the queue whose keys have slots; return whether there may be others."""
-        number, self._has_looked = self._room + OTHERS, True
+        """Claim the first tasks of the queue whose keys have slots; return whether there may be others.
+
+        If it may search ``once`` and finds too few, they are left for a claim together with others.
+        """
+        number = self._room + OTHERS
         while self._room:
             heads = self._adapter.rows.lane_heads(self._session, self._pick, number)
             self._look(set(heads.values()))
-            self._take_first(heads)
-            if once or len(heads) < number:
-                return len(heads) == number and self._room > 0
+            self._front = {identity: key for identity, key in heads.items() if key not in self._dry}
+            is_last = len(heads) < number
+            if once and not is_last and sum(map(len, self._first_of(heads).values())) < self._room:
+                return True
+            self._take_front()
+            if once or is_last:
+                return not is_last and self._room > 0
             number *= FURTHER
         return False
 
-    def _take_first(self, heads: Mapping[Identity, Any]) -> set[Any]:
-        """Claim the first tasks among ``heads`` whose keys have slots; return the keys of those that are left."""
+    def _take_front(self, heads: Mapping[Identity, Any] = MappingProxyType({})) -> set[Any]:
+        """Claim the first tasks at the front of the queue, and among ``heads`` after these, whose keys have slots;
+        return the keys of those that are left."""
+        heads = {**(self._front or {}), **heads}
+        self._front = self._front and {}
         place, before, left = {identity: n for n, identity in enumerate(heads)}, len(self.tasks), dict(heads)
         while self._room and (first := self._first_of(left)):
             self._take({key: len(some) for key, some in first.items()}, first)
@@ -501,9 +520,9 @@ class LaneClaim:
                 self.is_cut = rotation.goes_on(found=bool(self.tasks))
                 return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
-                full = self._full_of if is_gated else None
+                claim = self if is_gated else None
                 keys, are_all = rotation.read(
-                    self._adapter, self._session, self._request.pick, self._room, reach=reach, full=full
+                    self._adapter, self._session, self._request.pick, self._room, reach=reach, claim=claim
                 )
                 if keys <= self._dry and keys <= read:
                     return False
@@ -523,10 +542,16 @@ class LaneClaim:
         """Claim tasks of the next keys in the order of the queue; if there are more keys than are read at a time, those
         at its front first."""
         number = max(self._adapter.rows.searched, min(self._room, BRANCHES))
-        if not self._has_looked and not rotation.has_all(number, self._dry):
+        if self._front is None and not rotation.has_all(number, self._dry):
             rotation.is_clogged = self._in_order(once=True)
-        keys = rotation.take_turns(number, self._dry) if self._room else []
-        if not keys:
+        first = Counter((self._front or {}).values())
+        turns = rotation.take_turns(number, self._dry) if self._room else []
+        if not (keys := [key for key in turns if first[key] < self._most(key)]):
+            self._take_front()
+            return
+        if len(keys) == 1 and not first:
+            self._take({key: min(self._room, self._most(key)) for key in keys})
+            rotation.run_out({key for key in keys if key in self._dry and self._most(key)})
             return
         most = min(self._room, self._width * math.ceil(self._room / len(keys)), max(map(self._most, keys)))
         each = 1 << (most - 1).bit_length()
@@ -538,7 +563,7 @@ class LaneClaim:
                 heads = dict(itertools.islice(heads.items(), number))
                 self._width *= FURTHER
                 break
-        left = self._take_first(heads)
+        left = self._take_front(heads)
         ended = {key for key in keys if counts[key] < each and found[key] == counts[key] and key not in left}
         self._dry |= ended
         rotation.run_out(ended)

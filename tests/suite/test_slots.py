@@ -411,9 +411,9 @@ def test_a_claim_ends_after_many_full_keys_and_the_next_goes_on(
     """Until all keys have been visited in vain."""
     monkeypatch.setattr(turns, "VISITED", 600)
     turns._rotations.clear()
-    keys = [f"{n:04}" for n in range(1_800)]
+    keys = [f"{n:04}" for n in range(3_000)]
     sync_db.insert(Slot, [{"slot_key": key, "slot_number": 0, "max_attempts": 0} for key in keys])
-    visits(sync_db, *keys, "last")
+    visits(sync_db, *keys * 2, "last")
 
     def claims() -> Iterator[tuple[int, bool]]:
         while True:
@@ -422,7 +422,9 @@ def test_a_claim_ends_after_many_full_keys_and_the_next_goes_on(
                 assert cost["statements"] < 40
                 yield len(found), ledger_of(actor.sync_session).is_cut
 
-    found = dict(islice(claims(), 3))
-    assert found == {0: True, 1: True}
+    found = list[tuple[int, bool]]()
+    while not found or (not found[-1][0] and len(found) < 12):
+        found += islice(claims(), 1)
+    assert found == [*[(0, True)] * (len(found) - 1), (1, True)]
     in_vain = list(takewhile(lambda claim: claim[1], islice(claims(), 12)))
     assert 2 <= len(in_vain) < 12
