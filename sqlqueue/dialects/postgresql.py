@@ -156,6 +156,7 @@ class PostgreSQLRows(Rows):
     """
 
     skips_locked = True
+    hides_criteria = True
     walks_keys = True
     searched = MANY_LANES
     of_found = "array"
@@ -186,11 +187,6 @@ class PostgreSQLRows(Rows):
     def select_locking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         # FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim
         return skip_locked(pick, *columns, key_share=True)
-
-    def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
-        # CASE, since a planner without statistics may prefer another index to the keys, and read all of its entries
-        matches = case((and_(*pick.state, *pick.where), literal_column("1"))) == literal_column("1")
-        return super()._naming(replace(pick, state=(matches,), where=()), count, limit)
 
     def begin_look(self, session: Session, spec: QueueSpec) -> None:
         # for a row that is found in most tables at once, a planner chooses a scan, even where there is none to find

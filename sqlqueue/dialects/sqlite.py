@@ -99,6 +99,7 @@ class SQLiteRows(Rows):
     """No row locks: there is one writer.  Upserts with ON CONFLICT."""
 
     skips_locked = True
+    hides_criteria = True
     walks_keys = True
     # lists of tuples do not use an index, and expressions are at most 1,000 levels deep
     seeks_tuples = False

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Executable,
     FromClause,
     Insert,
+    Integer,
     Select,
     Table,
     Update,
@@ -238,6 +239,8 @@ class Rows(ABC):
 
     It then replaces RETURNING, whose result takes the client longer to read.
     """
+    hides_criteria: ClassVar[bool] = False
+    """Whether a planner may prefer an index of other criteria to the primary key, and read all of its entries."""
     sweeps_by_key: ClassVar[bool] = False
     """Whether statements that change any number of rows must first read their keys, and then change them by key."""
 
@@ -416,7 +419,12 @@ class Rows(ABC):
 
     def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
         keys = self.key_in_parameters(pick.spec, count)
-        return self.select_by_key(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
+        return self.select_by_key(pick.spec, keys, *self.matching(pick), waits=False).limit(limit)
+
+    def matching(self, pick: Pick) -> Sequence[Criterion]:
+        """Return the criteria of ``pick`` for rows that are selected by primary key."""
+        criteria, one = (*pick.state, *pick.where), literal_column("1", Integer)
+        return [case((and_(*criteria), one)) == one] if self.hides_criteria and criteria else criteria
 
     def load(
         self,
@@ -710,7 +718,8 @@ class Rows(ABC):
 
     def _named(self, pick: Pick, count: int) -> Pick:
         keys = self.key_in_parameters(pick.spec, self.statement_size(pick.spec, count))
-        return pick.named(keys, count or self.most(pick.spec))
+        named = replace(pick, state=tuple(self.matching(pick)), where=())
+        return named.named(keys, count or self.most(pick.spec))
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         return self.by_key(spec, write(spec, self.key_in_parameters(spec, count), assignments))

@@ -550,7 +550,8 @@ class Gate:
             later = [column > bindparam(_GIVEN, type_=column.type)] if given else []
             some = select(column).where(*later).distinct().order_by(column).limit(number).subquery()
             last = select(func.max(some.c[column.name])).scalar_subquery()
-            return _first_free(slots, most, and_(*later, column <= last))
+            first = _first_free(slots, most, and_(*later, column <= last))
+            return first.order_by(first.selected_columns[column.name])
 
         statement = slots.made.get(("next free", number, len(given)), make)
         return self._fill(self._adapter.rows.execute(self._session, slots, statement, given), most)
@@ -757,7 +758,7 @@ def full_keys(slots: QueueSpec) -> Select[tuple[str]]:
     return select(key).where(is_busy(slots, table), or_(is_excess(slots, table), none)).distinct()
 
 
-def _first_free(slots: QueueSpec, most: int, named: Criterion) -> Executable:
+def _first_free(slots: QueueSpec, most: int, named: Criterion) -> Select[Any]:
     """Return row 0 of each of the ``named`` keys that has rows, and ``most`` slots and places that seem to be free.
 
     Row 0 has the highest number of a slot, or 0 if more tasks run than a lowered limit allows.
@@ -777,7 +778,7 @@ def _first_free(slots: QueueSpec, most: int, named: Criterion) -> Executable:
     known = select(*columns, place).where(read, or_(is_row_0, _is_free(slots, utcnow()))).subquery("known")
     first = known.c.place <= literal_column(str(most))
     names = (key.name, number.name, "starts_left", worth.name, slots["period"].name, "moment")
-    return select(*(known.c[name] for name in names)).where(first).order_by(known.c[key.name])
+    return select(*(known.c[name] for name in names)).where(first)
 
 
 # -- queues that limit how many tasks with the same key run at once, and the slots that running tasks hold ------------

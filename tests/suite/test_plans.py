@@ -392,6 +392,26 @@ def test_a_page_costs_the_same_wherever_it_is(
     assert max(found.values()) < found["first"] + FEW // 2, found
 
 
+@pytest.mark.sync_only
+def test_a_claim_of_several_topics_reads_their_first_tasks_alone(db: Database) -> None:
+    """To a planner without statistics, a topic looks smaller than a list of keys."""
+
+    def effort() -> int:
+        with db.read_committed.session() as session:
+            if db.case.name == "postgresql":
+                session.session.execute(text("SET LOCAL enable_bitmapscan = off"))  # or it would sort all tasks
+            with reading(session, db.case) as read:
+                assert len(session.claim_many(Mail, Mail.topic.in_(["a", "b"]), limit=4)) == 4
+        return read.amount
+
+    moments = (PAST + number * timedelta(milliseconds=1) for number in count())
+    backlog = [{"topic": "ab"[number % 2], "available_at": next(moments)} for number in range(20_000)]
+    db.insert(Mail, backlog[:200])
+    small = effort()
+    db.insert(Mail, backlog[200:])
+    assert effort() <= 2 * small
+
+
 @pytest.mark.requires("statistics")
 def test_tasks_are_not_read_for_a_large_error_group_behind_them(
     sync_db: Database, counted: Callable[[Any], None]
