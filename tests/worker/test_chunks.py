@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Snooze, Worker, current_job, discard
+from sqlqueue import ArgumentError, Cancel, Discard, QueueSession, Rate, Snooze, Worker, current_job, discard
 from sqlqueue.testing import drain
 from sqlqueue.worker.chunks import _Interrupt
+from tests.suite.test_rates import started, worst
 from tests.support.harness import Database
-from tests.support.models import Crawl, Film, Ledger, Task, Visit
+from tests.support.models import Crawl, Film, Ledger, Task, Transfer, Visit
 from tests.support.rows import rows
 from tests.support.workers import LEASE, LONG, POLL, Workers, all_are, by_id, eventually, nothing, with_session
 
@@ -339,9 +340,9 @@ def test_what_cannot_be_combined_is_refused(sync_db: Database) -> None:
         ({"chunk": 10}, alone, "must take"),
         ({"chunk": 0}, several, "chunk=0"),
         ({"chunk_wait": LONG}, one, "give chunk too"),
-        ({"chunk": 10, "mode": "lock"}, several, "mode='lock'"),
-        ({"chunk": 10, "mode": "at-most-once"}, several, "mode='at-most-once'"),
-        ({"chunk": 10, "isolation": "process"}, several, "isolation='process'"),
+        ({"chunk": 10, "mode": "lock"}, several, "combined with mode='lock'"),
+        ({"chunk": 10, "mode": "at-most-once"}, several, "combined with mode='at-most-once'"),
+        ({"chunk": 10, "isolation": "process"}, several, "combined with isolation='process'"),
     ]:
         with pytest.raises(ArgumentError, match=complaint):
             worker.handler(Task, **options)(function)  # type: ignore[arg-type]
@@ -405,6 +406,49 @@ def test_the_keys_of_a_fair_queue_take_turns_within_a_call(db: Database, workers
     workers.serve(Crawl, with_session(db, crawl), chunk=4, batch=4, concurrency=1, poll=POLL)
     eventually(all_are(db, "completed", Crawl))
     assert sorted(calls[0]) == ["a", "a", "b", "b"]
+
+
+@pytest.mark.asyncio_everywhere
+def test_rates_hold_when_calls_fail_and_are_split(db: Database, workers: Workers) -> None:
+    """A task that is passed again, because another one of its call has failed, is not started again."""
+    calls: list[list[str | None]] = []
+
+    def visit(session: Any, visits: list[Visit]) -> None:
+        calls.append([visit.limit_key for visit in visits])
+        if len(visits) > 1:
+            raise ValueError("each alone")
+
+    rate = Rate(3, per=timedelta(seconds=1))
+    db.committed.set_rate(Visit, "a", rate)
+    db.committed.set_limit(Visit, "a", None)
+    db.committed.enqueue(Visit, [{"limit_key": key} for key in "aaaaaaabb"])
+    workers.serve(Visit, with_session(db, visit), chunk=10, poll=POLL)
+    eventually(all_are(db, "completed", Visit))
+    assert max(keys.count("a") for keys in calls) == rate.starts
+    assert worst(started(db, "a"), rate.per) <= rate.starts
+    assert set(by_id(db, Visit.attempt).values()) == {1}
+
+
+@pytest.mark.asyncio_everywhere
+def test_the_tasks_of_a_key_keep_their_order_in_calls(db: Database, workers: Workers) -> None:
+    """The first task of one key fails twice: in a call with the first ones of other keys, and then alone."""
+    calls: list[list[tuple[str, int]]] = []
+    done: list[tuple[str, int]] = []
+
+    def transfer(session: Any, transfers: list[Transfer]) -> None:
+        keys = [(transfer.account or "", transfer.id) for transfer in transfers]
+        calls.append(keys)
+        if any(transfer.id == 1 and transfer.attempt == 1 for transfer in transfers):
+            raise ValueError("refused")
+        done.extend(keys)
+
+    db.insert(Transfer, [{"id": number, "account": account} for number, account in enumerate("aabbccabc" * 2, 1)])
+    workers.serve(Transfer, with_session(db, transfer), chunk=10, concurrency=2, poll=POLL)
+    eventually(all_are(db, "completed", Transfer))
+    assert sorted(done) == sorted(done, key=lambda each: each[0])  # by account, in the order in which they were done
+    assert all(len({account for account, _ in keys}) == len(keys) for keys in calls)
+    assert max(map(len, calls)) == 3
+    assert {number for number, attempt in by_id(db, Transfer.attempt).items() if attempt > 1} == {1}
 
 
 def test_an_interruption_that_comes_late_does_not_reach_the_next_call() -> None:
