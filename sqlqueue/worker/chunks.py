@@ -15,8 +15,8 @@ from sqlalchemy.orm.attributes import instance_state
 
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ClaimLostError
-from ..transaction import FIRST, carry, is_unsettled, may_have_written
-from .executor import CoroutinePool, Done, Executor, ThreadPool, call_handler, check_not_deleted, close
+from ..transaction import carry, is_unsettled, may_have_written
+from .executor import CoroutinePool, Done, Executor, ThreadPool, call_handler, check_not_deleted
 from .handlers import Handler
 from .jobs import Ended, Job, Outcome, completed, write_outcomes
 from .threads import soon
@@ -117,34 +117,20 @@ class ChunkExecutor(Executor):
 
         As with one task, outcomes are left to be written with others if the handler has not used its session.
         """
-        handed, session = self.database.open()
-        with self.watched() as deadline:
+        with self.transaction(jobs) as (handed, session, deadline):
+            tasks = self._attach_all(session, jobs)
+            with deadline.suspended(self.time_limit):
+                returned = call_handler(self.handler, handed, list(tasks))
+            check_not_deleted(session, tasks)
             for job in jobs:
-                job.on_lost = deadline.end_soon
-            try:
-                session.info[FIRST] = self.first
-                if not session.in_transaction():
-                    session.begin()  # autobegin=False
-                tasks = self._attach_all(session, jobs)
-                with deadline.suspended(self.time_limit):
-                    returned = call_handler(self.handler, handed, list(tasks))
-                check_not_deleted(session, tasks)
-                for job in jobs:
-                    job.about_to_write()
-                ends = dict(zip(jobs, self._ends(jobs, tasks, returned), strict=True))
-                unsettled = {job for job, task in zip(jobs, tasks, strict=True) if is_unsettled(task)}
-                is_left = not may_have_written(session)
-                if not is_left:
-                    self._write(session, {job: ends[job] for job in unsettled})
-                session.commit()
-                return {
-                    job: ended._replace(is_written=not (is_left and job in unsettled)) for job, ended in ends.items()
-                }
-            except BaseException:
-                session.rollback()
-                raise
-            finally:
-                close(session)
+                job.about_to_write()
+            ends = dict(zip(jobs, self._ends(jobs, tasks, returned), strict=True))
+            unsettled = {job for job, task in zip(jobs, tasks, strict=True) if is_unsettled(task)}
+            is_left = not may_have_written(session)
+            if not is_left:
+                self._write(session, {job: ends[job] for job in unsettled})
+            session.commit()
+            return {job: ended._replace(is_written=not (is_left and job in unsettled)) for job, ended in ends.items()}
 
     def _attach_all(self, session: Session, jobs: Sequence[Job]) -> Sequence[Any]:
         """Return the claimed tasks as instances of the handler's session."""

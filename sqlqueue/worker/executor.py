@@ -295,38 +295,46 @@ class Executor:
                 self.run_again(jobs[0], error, TRIES - left)
         raise AssertionError
 
+    @contextmanager
+    def transaction(self, jobs: Sequence[Job]) -> Iterator[tuple[Any, Session, Deadline]]:
+        """A context with a new session, as handlers get it and as a sync one, whose transaction has begun, and with the
+        deadline of the library's own statements.  Rolls back what the block has not committed."""
+        handed, session = self.database.open()
+        with self.watched() as deadline:
+            for job in jobs:
+                job.on_lost = deadline.end_soon
+            try:
+                session.info[FIRST] = self.first
+                if not session.in_transaction():
+                    session.begin()  # autobegin=False
+                yield handed, session, deadline
+            except BaseException:
+                session.rollback()  # close() alone would leave the instances as the handler changed them
+                raise
+            finally:
+                close(session)
+
     def _in_session(self, job: Job) -> Ended:
         """Commit the handler's writes and the completion together.
 
         If the handler has not used its session, there is nothing to commit with the completion, which is left to be
         written with others.
         """
-        handed, session = self.database.open()
-        with self.watched() as deadline:
-            job.on_lost = deadline.end_soon
-            try:
-                session.info[FIRST] = self.first
-                if not session.in_transaction():
-                    session.begin()  # autobegin=False
-                task = self._attach(session, job)
-                with deadline.suspended(self.time_limit):
-                    result = call_handler(self.handler, handed, task)
-                check_not_deleted(session, [task])
-                job.about_to_write()
-                is_left = False
-                if is_unsettled(task):
-                    is_left = not may_have_written(session)
-                    if not is_left:
-                        if job.progress is not None:
-                            write_reports(session, [job])
-                        operations.complete(session, task, result)
-                session.commit()
-                return Ended(completed(result), is_written=not is_left)
-            except BaseException:
-                session.rollback()  # close() alone would leave the instances as the handler changed them
-                raise
-            finally:
-                close(session)
+        with self.transaction([job]) as (handed, session, deadline):
+            task = self._attach(session, job)
+            with deadline.suspended(self.time_limit):
+                result = call_handler(self.handler, handed, task)
+            check_not_deleted(session, [task])
+            job.about_to_write()
+            is_left = False
+            if is_unsettled(task):
+                is_left = not may_have_written(session)
+                if not is_left:
+                    if job.progress is not None:
+                        write_reports(session, [job])
+                    operations.complete(session, task, result)
+            session.commit()
+            return Ended(completed(result), is_written=not is_left)
 
     def in_transaction(
         self,
@@ -337,24 +345,12 @@ class Executor:
         """Commit what a step does and what is recorded of it, see :class:`.Transact`."""
 
         def transact() -> R:
-            handed, session = self.database.open()
-            with self.watched() as deadline:
-                job.on_lost = deadline.end_soon
-                try:
-                    session.info[FIRST] = self.first
-                    if not session.in_transaction():
-                        session.begin()  # autobegin=False
-                    with deadline.suspended(self.time_limit):
-                        result = work(handed, session)
-                    with writing(session, result):
-                        session.commit()
-                    return result
-                except BaseException:
-                    session.rollback()
-                    raise
-                finally:
-                    job.on_lost = None
-                    close(session)
+            with self.transaction([job]) as (handed, session, deadline):
+                with deadline.suspended(self.time_limit):
+                    result = work(handed, session)
+                with writing(session, result):
+                    session.commit()
+                return result
 
         return self._try([job], transact)
 
