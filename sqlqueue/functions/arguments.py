@@ -37,7 +37,11 @@ class PlainCodec:
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored JSON values as arguments, with dataclasses restored."""
-        return {name: _converted(self._kinds[name], name, value, _to_dataclass) for name, value in stored.items()}
+        kinds = self._kinds
+        return {  # most values are of exactly the type that is annotated
+            name: value if type(value) is kinds[name] else _converted(kinds[name], name, value, _to_dataclass)
+            for name, value in stored.items()
+        }
 
 
 def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
@@ -70,6 +74,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _converted(kind: Any, name: str, value: Any, of_dataclass: Callable[[Any, str, Any], Any]) -> Any:
     """Return ``value`` converted as one of type ``kind``; ``name`` is for errors."""
+    if kind is Any:
+        return value
     origin, inner = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         for each in inner:
@@ -94,7 +100,7 @@ def _is_one(kind: Any, origin: Any, inner: Sequence[Any], value: Any) -> bool:
         return any(type(value) is type(each) and value == each for each in inner)
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return kind is Any or isinstance(value, types.NoneType if kind is None else origin or kind)
+    return isinstance(value, types.NoneType if kind is None else origin or kind)
 
 
 def _from_dataclass(kind: Any, name: str, value: Any) -> Any:
@@ -147,6 +153,7 @@ class Arguments:
         self._function = function
         self._codec = codec
         parameters = signature.parameters.values()
+        self._names = {each.name for each in parameters}
         self._required = {each.name for each in parameters if _is_required(each)}
         self._defaults = {each.name: _default(each) for each in parameters if not _is_required(each)}
         self._by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
@@ -195,13 +202,13 @@ class Arguments:
         return args, kwargs
 
     def _fitting(self, stored: object) -> Mapping[str, Any]:
-        if not isinstance(stored, Mapping):
+        if not isinstance(stored, (dict, Mapping)):
             raise ValueError("they are not a JSON object")
-        names, parameters = stored.keys(), self.signature.parameters
-        if self._required <= names <= parameters.keys():
+        names = stored.keys()
+        if self._required <= names <= self._names:
             return stored
-        unknown = [f"{name} is not a parameter" for name in sorted(names - parameters.keys())]
-        missing = [f"{name} is missing" for name in parameters if name in self._required and name not in names]
+        unknown = [f"{name} is not a parameter" for name in sorted(names - self._names)]
+        missing = [f"{name} is missing" for name in self.signature.parameters if name in self._required - names]
         raise ValueError(" and ".join([*unknown, *missing]))
 
 
