@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -399,9 +399,8 @@ def has_attempts(spec: QueueSpec) -> Criterion:
 def come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
     """Return the conditions of rows that a claim takes once their time has come: waiting ones and expired leases."""
     return (
-        spec["finished_at"].is_(None),
-        has_come(spec),
         is_due(spec),
+        has_come(spec),
         has_attempts(spec),
     )
 
@@ -431,9 +430,8 @@ def is_exhausted(spec: QueueSpec) -> Criterion:
 def used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
     """Return the conditions of :func:`is_exhausted`, except that the row is running."""
     return (
-        spec["finished_at"].is_(None),
-        has_come(spec),
         is_due(spec),
+        has_come(spec),
         spec["attempt"] >= spec["max_attempts"],
         spec["claim_token"] >= literal_column("0"),
     )
@@ -752,6 +750,8 @@ class Pick:
     range."""
     whole: str | None = None
     """The index that serves all values, if the pick is divided."""
+    statuses: tuple[Status, ...] = ()
+    """The statuses of its rows if there are several, each of which is read from its own range of the index."""
     lanes: Lanes | None = None
     """How the rows take turns; ``None`` if they are taken in order."""
     made: StatementCache = field(default_factory=partial(StatementCache, 8), init=False, repr=False)
@@ -775,9 +775,22 @@ class Pick:
         where = (*lanes.within, after)
         return replace(self, state=self.state[:1], where=where, order=lanes.order, limit=limit, lanes=None)
 
+    def of(self, *statuses: Status) -> Pick:
+        """Return those of the rows that have one of these ``statuses``, which the index has."""
+        if len(statuses) > 1:
+            return replace(self, statuses=statuses)
+        return replace(self, state=(self.spec["status"] == state(*statuses), *self.state), statuses=())
+
+    @cached_property
+    def is_divided(self) -> bool:
+        """Whether the rows are read from several ranges of an index, and merged into one order."""
+        return self.divided is not None or len(self.statuses) > 1
+
     @property
     def parts(self) -> Sequence[Pick]:
-        """A pick for each of the values that this one is divided by, or this one."""
+        """A pick for each of the ranges that are read, or this one."""
+        if len(self.statuses) > 1:
+            return [part for status in self.statuses for part in self.of(status).parts]
         if self.divided is None:
             return [self]
         column, divided = self.divided
@@ -797,7 +810,7 @@ class Pick:
     def named(self, keys: Criterion, limit: int) -> Pick:
         """Return the rows of these primary keys that still match, in no order."""
         where = (keys, *self.where)
-        return replace(self, where=where, order=(), limit=limit, index=None, divided=None, exact=True)
+        return replace(self, where=where, order=(), limit=limit, index=None, divided=None, statuses=(), exact=True)
 
     def select(self, *columns: ColumnElement[Any]) -> Select[Any]:
         """Return the SELECT of these ``columns`` in order, without the limit."""
@@ -805,7 +818,7 @@ class Pick:
 
     def merged(self, read: Callable[[Pick, Columns], Select[Any]], columns: Columns) -> Select[Any]:
         """Return the SELECT of ``columns`` of the first rows, merged from what ``read`` returns for each part."""
-        if self.divided is None:
+        if not self.is_divided:
             return read(self, columns)
         return merged(lambda wanted: (read(part, wanted) for part in self.parts), columns, self.order).limit(self.limit)
 
@@ -849,6 +862,7 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
             takes_over=kind == "due",
             divided=divided,
             whole=spec.index_name(kind),
+            statuses=due_states(spec) if kind == "due" and not by_key else (),
         )
         return lru_cache(CACHE_SIZE)(lambda limit: pick(limit=limit))
 
@@ -947,11 +961,11 @@ def in_lanes(
     return replace(pick, lanes=lanes)
 
 
-def later_in_lanes(spec: QueueSpec, where: tuple[Criterion, ...]) -> Pick:
-    """Return the rows that run or wait for a time to come, by their keys."""
+def running_in_lanes(spec: QueueSpec, where: tuple[Criterion, ...]) -> Pick:
+    """Return the rows that run under a lease which has not ended, by their keys."""
     column: Any = spec.keyed_by
-    later = (spec["finished_at"].is_(None), is_due(spec), ~has_come(spec))
-    return in_lanes(spec, later, where, spec.due_order, spec.index_name("due", [column]))
+    running = (is_held(spec), is_due(spec), ~has_come(spec))
+    return in_lanes(spec, running, where, spec.due_order, spec.index_name("due", [column]))
 
 
 def sequential_picks(
@@ -1075,12 +1089,10 @@ def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     return (_in_lanes(step, "claim") if spec.is_limited else step,)
 
 
-def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Step:
-    """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
-    ready, due = picks(spec, where)
-    step = ready if by_claims else due
-    held = is_held(spec) if by_claims else present_status(spec) == state(Status.RUNNING)
-    return lambda limit: replace(step(limit), state=(held, *used_up(spec)), exact=False)
+def exhausted_picks(spec: QueueSpec, where: Sequence[Where]) -> Step:
+    """Return the pick of exhausted tasks."""
+    _, due = picks(spec, where)
+    return lambda limit: replace(due(limit), state=used_up(spec), exact=False).of(Status.RUNNING)
 
 
 def _given(term: ColumnElement[Any]) -> Ordering:

@@ -112,7 +112,7 @@ def upgrade() -> None:
         )
         batch_op.create_index(
             batch_op.f("ix_sqlqueue_demo_file_due"),
-            ["finished_at", "available_at", "id"],
+            ["status", "available_at", "id"],
             unique=False,
             postgresql_where=sa.text("status IN ('scheduled', 'retryable', 'running')"),
             mssql_where=sa.text("status IN ('scheduled', 'retryable', 'running')"),

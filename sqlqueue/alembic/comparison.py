@@ -49,7 +49,7 @@ def renamed(op: ops.ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveInde
     claim, due = (live.get(index_name(op.table_name, kind)) for kind in ("claim", "due"))
     if claim is None or due is None:
         return {}
-    known = {"status": claim.terms[0].name, "finished_at": due.terms[0].name, "available_at": due.terms[1].name}
+    known = {"status": claim.terms[0].name, "available_at": due.terms[1].name}
     dropped = {each.column_name: each.to_column() for each in op.ops if isinstance(each, ops.DropColumnOp)}
     new = {each.column.name for each in op.ops if isinstance(each, ops.AddColumnOp)}
     found: dict[str, str] = {}

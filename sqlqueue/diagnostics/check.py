@@ -115,7 +115,7 @@ NAMED = 10
 def set_aside(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
     """Yield a finding if rows wait, or have become dead letters, because they cannot be read.  It names some keys."""
     table, model = spec.table.fullname, spec.entity.__name__
-    waiting = select(*_row_columns(spec)).where(spec["finished_at"].is_(None), is_due(spec))
+    waiting = select(*_row_columns(spec)).where(is_due(spec), spec["status"] == state(Status.SCHEDULED))
     last = select(*_row_columns(spec)).order_by(*(column.desc() for column in spec.primary_key))
     for rows, status, then in (
         (waiting.order_by(*(term.expression for term in spec.due_order)), Status.SCHEDULED, "are postponed"),

@@ -505,10 +505,10 @@ def _statements(connection: Connection, adapter: Adapter, spec: QueueSpec) -> It
 
 
 def _claims(spec: QueueSpec) -> Iterator[Pick]:
-    """Yield both steps of a claim of one row, from the whole queue and from each kind of partition."""
+    """Yield the parts of both steps of a claim of one row, from the whole queue and from each kind of partition."""
     for partition in ((), *((column,) for column in spec.partitions)):
         for step in picks(spec, [column == bindparam(None, _example(column), column.type) for column in partition], ()):
-            yield step(1)
+            yield from step(1).parts
 
 
 def _example(column: Column[Any]) -> Any:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Finding, QueueSpec, Severity
-from ..sql import is_available, is_due, only, picks
+from ..sql import due_states, is_available, is_due, only, picks, state
 
 Run = Callable[[Select[Any]], Any]
 """Executes a statement and returns its result."""
@@ -22,8 +22,8 @@ NAMED = 10
 
 
 def called_functions(run: Run, adapter: Adapter, spec: QueueSpec) -> Iterable[str]:
-    """Return the functions that unfinished rows call, or where indexes hold all rows, those that any row calls."""
-    parts = [()] if adapter.inspection.indexes_all else [(is_available(spec),), (is_due(spec),)]
+    """Return the functions that unfinished rows call."""
+    parts = [(is_available(spec),), *((spec["status"] == state(each), is_due(spec)) for each in due_states(spec))]
     return dict.fromkeys(name for part in parts for name in _names(run, spec, part))
 
 
@@ -59,6 +59,6 @@ def unregistered_functions(
 def _is_unfinished(connection: Connection, adapter: Adapter, spec: QueueSpec, name: str) -> bool:
     """Return whether a row that calls this function is unfinished."""
     ready, due = (step(1) for step in picks(spec, [spec["task"] == name]))
-    waiting = replace(due, state=(spec["finished_at"].is_(None), is_due(spec)))
+    waiting = replace(due, state=(is_due(spec),))
     searches = (adapter.rows.select_candidates(each, *spec.primary_key) for each in (ready, waiting))
     return any(connection.execute(each).first() is not None for each in searches)

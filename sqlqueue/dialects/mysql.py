@@ -186,7 +186,7 @@ class MySQLRows(Rows):
 
     def select_next(self, searches: Sequence[Pick], key: ColumnElement[Any]) -> Executable:
         first = searches[0]
-        if first.divided is not None or len(first.order) > 1:
+        if first.is_divided or len(first.order) > 1:
             return super().select_next(searches, key)
         # the optimizer searches the index for each MIN beforehand, and has no rows to sort or keep; with IS NULL before
         # the column, or IS NOT NULL, which MIN does not need, it would read all rows

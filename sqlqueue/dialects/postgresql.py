@@ -188,6 +188,16 @@ class PostgreSQLRows(Rows):
         # FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim
         return skip_locked(pick, *columns, key_share=True)
 
+    def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
+        return len(keys)
+
+    def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
+        order = () if limit is None else (term.expression for term in pick.order)
+        return super()._naming(pick, count, limit).order_by(*order)
+
+    def _named(self, pick: Pick, count: int, room: int) -> Pick:
+        return replace(super()._named(pick, count, room), order=pick.order)
+
     def begin_look(self, session: Session, spec: QueueSpec) -> None:
         # for a row that is found in most tables at once, a planner chooses a scan, even where there is none to find
         settings = {"enable_seqscan": "off", "row_security": "off"}  # an error, rather than members that are not seen
@@ -202,7 +212,7 @@ class PostgreSQLRows(Rows):
 
     def lock_and_write(self, session: Session, request: ClaimRequest) -> list[Any]:
         pick = request.pick
-        is_served = pick.divided is None
+        is_served = not pick.is_divided
         if request.assignments and not request.delete:
             return self._write(session, request) if is_served else self.write_candidates(session, request)
         if request.delete or not is_served or not request.pick.spec.is_plain or request.options:
@@ -228,7 +238,7 @@ class PostgreSQLRows(Rows):
     ) -> tuple[list[Any], dict[Any, int]]:
         """Claim from all lanes with a key in one statement, which locks in each lane as a claim of that lane would."""
         pick, lanes, keys = request.pick, request.pick.lanes, [key for key in shares if key is not None]
-        if lanes is None or not request.assignments or request.delete or pick.divided is not None:
+        if lanes is None or not request.assignments or request.delete or pick.is_divided:
             return super().claim_lanes(session, request, shares, first)
         tasks, taken = list[Any](), dict[Any, int]()
         if room := shares.get(None):
@@ -253,7 +263,7 @@ class PostgreSQLRows(Rows):
     ) -> dict[Identity, Any]:
         """Read the lanes with a key in one statement."""
         lanes: Any = pick.lanes
-        if keys is None or pick.divided is not None:
+        if keys is None or pick.is_divided:
             return super().lane_heads(session, pick, number, keys)
         given = [key for key in keys if key is not None]
         has_unkeyed = len(given) < len(keys)
@@ -306,7 +316,7 @@ class PostgreSQLRows(Rows):
         spec, values = request.pick.spec, dict(request.assignments)
         # the other criteria are for the indexes
         recent = or_(
-            and_(spec["finished_at"].is_(None), is_due(spec), spec["available_at"] > utcnow()),
+            and_(is_due(spec), spec["available_at"] > utcnow()),
             spec["finished_at"] > utcnow(-_RECENTLY),
         )
         order = [term.expression for term in request.pick.order if term.column not in values]

@@ -253,7 +253,7 @@ class Rows(ABC):
 
     def is_served(self, pick: Pick) -> bool:
         """Return whether :meth:`select_locking` locks only the rows of ``pick``; otherwise they are read before."""
-        return pick.divided is None
+        return not pick.is_divided
 
     def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
         """Return how many of ``keys``, starting with the first, a statement with a limit can name.
@@ -701,25 +701,26 @@ class Rows(ABC):
         for further in self._further(session, pick, found):
             keys = further
             while keys and (room := pick.limit - len(found)):
-                size = min(room, self.most(pick.spec))
-                found += self._write_keys(session, request, keys[:size])
+                size = min(max(room, self.locked_in_order(pick.spec, keys)), self.most(pick.spec))
+                found += self._write_keys(session, request, keys[:size], room)
                 keys = keys[size:]
         return found
 
-    def _write_keys(self, session: Session, request: ClaimRequest, keys: Sequence[Identity]) -> list[Any]:
-        """Lock and write the ``keys`` that are not locked and still match, in their order."""
+    def _write_keys(self, session: Session, request: ClaimRequest, keys: Sequence[Identity], room: int) -> list[Any]:
+        """Lock and write the ``keys`` that are not locked and still match, at most ``room``, in their order."""
         pick, spec = request.pick, request.pick.spec
-        count = len(keys) if self.names_exactly else self.statement_size(spec, len(keys))
-        named = pick.made.get((self, "named", count), partial(self._named, pick, count))
+        count = self.statement_size(spec, len(keys))
+        if self.names_exactly:
+            count = room = len(keys)
+        named = pick.made.get((self, "named", count, room), partial(self._named, pick, count, room))
         parameters = {**(request.parameters or {}), **self.key_parameters(spec, keys)}
         taken = self.lock_and_write(session, replace(request, pick=named, parameters=parameters))
         found = {spec.identity_of(task): task for task in taken}
         return [found[key] for key in keys if key in found]
 
-    def _named(self, pick: Pick, count: int) -> Pick:
+    def _named(self, pick: Pick, count: int, room: int) -> Pick:
         keys = self.key_in_parameters(pick.spec, self.statement_size(pick.spec, count))
-        named = replace(pick, state=tuple(self.matching(pick)), where=())
-        return named.named(keys, count or self.most(pick.spec))
+        return replace(pick, state=tuple(self.matching(pick)), where=()).named(keys, room)
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         return self.by_key(spec, write(spec, self.key_in_parameters(spec, count), assignments))

@@ -8,7 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
@@ -58,8 +58,7 @@ from ..sql import (
     before,
     is_held,
     lane_picks,
-    later_in_lanes,
-    present_status,
+    running_in_lanes,
     state,
     utcnow,
     write,
@@ -435,8 +434,7 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
     """Return the running tasks of the key, at most :data:`_LISTED`: those whose leases end first, in the order of their
     claims."""
     spec = seen.spec
-    pick = later_in_lanes(spec, tuple(seen.scope))
-    running = replace(pick, where=(present_status(spec) == state(Status.RUNNING), *pick.where))
+    running = running_in_lanes(spec, tuple(seen.scope))
     of_key = adapter.rows.lane(running, seen.values["limit_key"], _LISTED)
     read = adapter.rows.select_candidates(of_key, *spec.primary_key, spec["claimed_by"], spec["claimed_at"])
     rows: Any = adapter.rows.execute(session, spec, read)

@@ -153,7 +153,7 @@ def attach_indexes(spec: QueueSpec) -> None:
 
     Each begins with the columns compared for equality, followed by the claim order: if an engine that locks the rows
     it scans had to sort, it would lock rows that the claim does not return.  The status comes first, so that the keys
-    of ready tasks are found without reading others, where an index has all rows.
+    of ready tasks, and due tasks, are found without reading others, where an index has all rows.
     """
     for partition in spec.divisions:
         ready = [term.expression for term in spec.ready_order if term.column not in partition]
@@ -163,7 +163,7 @@ def attach_indexes(spec: QueueSpec) -> None:
         if partition[1:]:
             continue
         due = [term.expression for term in spec.due_order if term.column not in partition]
-        _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
+        _index(spec, spec.index_name("due", partition), [spec["status"], *partition, *due], is_due(spec))
     # with the key, so that a planner which expects many tasks of a group does not scan the table for the first ones
     failed = list(dict.fromkeys([spec["error_group"], *spec.primary_key]))
     if spec.holds_tasks:

@@ -36,13 +36,14 @@ from ..lifecycle.transitions import Fence, FencedClaims, end_assignments, error_
 from ..model.companions import history_of
 from ..model.declaration import QueueMixin
 from ..queue.options import FINAL, AttemptOutcome, Status
-from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, conjuncts, spec_of
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, conjuncts, spec_of
 from ..sql import (
     Assignment,
     due_states,
     exhausted_picks,
     fixes,
     is_adopted,
+    is_available,
     is_due,
     is_exhausted,
     is_final,
@@ -109,16 +110,18 @@ def _first(
     chosen, is_of_group = _chosen(adapter, spec, criterion)
     if is_of_group:
         return adapter.rows.keys(session, spec, chosen.limit(number))
-    ready = spec["status"] == state(Status.AVAILABLE)
+    by_time = [term.expression for term in spec.due_order]
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
-        ((Status.AVAILABLE,), ready, [term.expression for term in spec.ready_order]),
-        (due_states(spec), is_due(spec), [term.expression for term in _order_of_due(adapter, spec, among)]),
+        ((Status.AVAILABLE,), is_available(spec), [term.expression for term in spec.ready_order]),
+        *(((each,), and_(is_due(spec), spec["status"] == state(each)), by_time) for each in due_states(spec)),
         (FINAL, is_final(spec), ()),
     ]
     found: list[Identity] = []
     for states, in_state, order in steps:
         if len(found) < number and not set(states).isdisjoint(among):
             statement = chosen.where(in_state).order_by(*order)
+            if set(among) == {Status.RUNNING}:  # a planner may read and sort all running tasks, or all due ones
+                statement = adapter.rows.prefer_index(spec, spec.index_name("due"), statement)
             found += adapter.rows.keys(session, spec, statement.limit(number - len(found)))
     return found
 
@@ -130,14 +133,6 @@ def _chosen(adapter: Adapter, spec: QueueSpec, criterion: Criterion) -> tuple[Se
     if not fixes(conjuncts([criterion]), spec["error_group"]):
         return chosen, False
     return adapter.rows.prefer_index(spec, spec.index_name("errors"), chosen.order_by(*spec.primary_key)), True
-
-
-def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
-    """Return the claim index's order if it contains running tasks and only these are wanted: they are far fewer than
-    all due tasks.
-    """
-    by_claims = set(among) == {Status.RUNNING} and adapter.inspection.indexes_all
-    return spec.ready_order if by_claims else spec.due_order
 
 
 class Reactivated(int):
@@ -296,7 +291,7 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     if limit is not None:
         count("limit", limit)
     adapter = open_(session, spec, Access.SKIP)
-    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.inspection.indexes_all)
+    crashed = exhausted_picks(spec, within(session, spec))
     rescued = 0
     while limit is None or rescued < limit:
         number = adapter.rows.most(spec) if limit is None else min(limit - rescued, adapter.rows.most(spec))

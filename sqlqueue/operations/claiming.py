@@ -454,7 +454,7 @@ def _write_recorded(adapter: Adapter, session: Session, request: ClaimRequest, l
     for some in adapter.rows.batches(spec, locked):
         named = adapter.rows.key_in(spec, some)
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
-        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True, lanes=None)
+        chosen = replace(pick.named(named, len(some)), where=(named,), order=pick.order, lanes=None)
         taken = adapter.rows.lock_and_write(session, replace(request, pick=chosen))
         found = {spec.identity_of(task) for task in taken}
         if request.assignments:  # otherwise, setting rows aside records them

@@ -51,7 +51,7 @@ from ..model.companions import LONGEST_PLACE, PauseMixin, companion_table, neede
 from ..model.declaration import LONGEST_KEY, QueueMixin
 from ..queue.options import MILLISECOND, Rate, Status
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
-from ..sql import Assignment, Pick, all_but, has_come, is_due, picks, present_status, remove, state, utcnow, write
+from ..sql import Assignment, Pick, all_but, due_states, has_come, is_due, picks, remove, state, utcnow, write
 from ..transaction import Access, AnySession, announce, claimer_name, open_, refuse_if_restricted, session_of, within
 from .conflicts import insert_unless_duplicate
 from .filtering import value, written
@@ -428,14 +428,11 @@ def _waiting(
     """Return how long the oldest claimable call has waited; ``None`` if there is none, or one is running."""
     ready, due = (step(_FIRST) for step in picks(spec, [spec["task"] == name, *where]))
     moment = spec["available_at"]
-    overdue = replace(due, state=(*due.state, present_status(spec) != state(Status.RUNNING)))
+    overdue = due.of(*(each for each in due_states(spec) if each is not Status.RUNNING))
     oldest = (_oldest(adapter, each) for each in (ready, overdue))
-    running = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), ~has_come(spec)), limit=_FIRST)
-    seen = adapter.rows.select_candidates(running, spec["status"].label("status"), moment.label("moment")).subquery(
-        "seen"
-    )
-    count = select(func.count()).where(seen.c.status == literal_column(f"'{Status.RUNNING.value}'"))
-    asked = select(*oldest, count.scalar_subquery(), utcnow())
+    running = replace(due, state=(is_due(spec), ~has_come(spec))).of(Status.RUNNING)
+    held = adapter.rows.select_candidates(replace(running, limit=1), moment.label("moment")).subquery("held")
+    asked = select(*oldest, select(func.count()).select_from(held).scalar_subquery(), utcnow())
     row: Any = adapter.rows.execute(session, spec, asked).one()
     *moments, held, now = row
     waits = [now - each for each in moments if each is not None]

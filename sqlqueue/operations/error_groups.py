@@ -71,8 +71,8 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
     their task was completed or deleted since.  They are not with ``where``, criteria of the session or row-level
     security, nor for a subclass that shares its table, because the history does not store the columns of tasks.
 
-    Of the attempts, the last ``cap`` to end are read.  No index finds failed tasks, so that at most ``cap`` available
-    tasks, other unfinished tasks, and final tasks are read, of final ones the last.  :attr:`ErrorGroup.capped` shows
+    Of the attempts, the last ``cap`` to end are read.  No index finds failed tasks, so that at most ``cap`` tasks of
+    each state that is not final, and of final tasks, are read, of final ones the last.  :attr:`ErrorGroup.capped` shows
     whether there are more.  ``cap=None`` reads all, which reads the table.  Runs a few queries, which lock nothing.
     """
     spec = spec_of(entity)

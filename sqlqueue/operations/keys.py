@@ -26,8 +26,8 @@ from ..sql import (
     is_available,
     is_held,
     is_ready,
-    later_in_lanes,
     representable,
+    running_in_lanes,
     state,
     terms_of,
     utcnow,
@@ -216,7 +216,7 @@ class View:
 
     def _running(self, key: Any) -> ColumnElement[int]:
         spec = self._spec
-        pick = self._waiting if spec.lane is None else later_in_lanes(spec, self._scope)
+        pick = self._waiting if spec.lane is None else running_in_lanes(spec, self._scope)
         return self._adapter.rows.count_lane(pick, key, among=is_held(spec) & ~has_come(spec))
 
     def _limits(self, keys: Sequence[Any]) -> Mapping[Any, Limit]:

@@ -35,7 +35,7 @@ from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql import due_states, fixes, is_adopted, is_available, is_due, is_final, only, state, terms_of
+from ..sql import due_states, fixes, is_adopted, is_due, is_final, only, state, terms_of
 from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
 from .recording import brief, say
@@ -73,8 +73,8 @@ class Window:
 
     @property
     def places(self) -> Sequence[Ordering]:
-        """The terms of the order that differ between rows."""
-        return self.sort or _places(self.spec, self.order)
+        """The order of the rows that are returned."""
+        return self.sort or self.order
 
     def backwards(self) -> Window:
         """Return the same rows in the opposite order."""
@@ -184,18 +184,15 @@ class Windows:
         """Return the window of the tasks that satisfy ``where`` and have this status, if one is given.
 
         Available tasks are in claim order, other unfinished ones by ``available_at``, and all others by primary key,
-        the last first.  Where the claim index contains all tasks, those of each state are in claim order, the final
-        ones backwards.
+        the last first.  Where indexes contain all tasks, final ones are in the order in which they ended, the last
+        first.
         """
-        spec, order = self.spec, order_of(self.adapter, self.spec, status)
-        terms = terms_of(spec, where)
-        in_state = () if status is None else (spec["status"] == state(status),)
-        if order is spec.due_order:
-            found = self._divided(_due(spec), (*terms, *in_state), order)
-        elif status is not None and order[0].column is spec.ready_order[0].column:
-            found = self._divided(in_state, terms, order)
+        terms = terms_of(self.spec, where)
+        if status is not None and self._has_index(status):
+            found = self._in_state(status, terms)
         else:
-            found = self._window((), (*terms, *in_state), order)
+            in_state = () if status is None else (self.spec["status"] == state(status),)
+            found = self._window((), (*terms, *in_state), _last_first(self.spec))
         return self._better(terms)(found)
 
     def in_order(self, status: Status | None, where: Sequence[Where], order: Order) -> Window | None:
@@ -231,14 +228,10 @@ class Windows:
         """
         spec, terms = self.spec, terms_of(self.spec, where)
         found: list[tuple[Sequence[Status], Window]] = [
-            (due_states(spec), self._divided(_due(spec), terms, spec.due_order)),
-            ((Status.AVAILABLE,), self._divided((is_available(spec),), terms, spec.ready_order)),
+            ((each,), self._in_state(each, terms)) for each in (*due_states(spec), Status.AVAILABLE)
         ]
         if self.adapter.inspection.indexes_all:
-            found = [
-                ((status,), self._in_claim_order(status, terms))
-                for status in (*due_states(spec), Status.AVAILABLE, *FINAL)
-            ]
+            found += [((each,), self._in_state(each, terms)) for each in FINAL]
         elif finds_finished(self.adapter, spec):
             found.append((FINAL, self.finished(and_(spec["finished_at"].is_not(None), is_final(spec)), terms)))
         else:
@@ -251,10 +244,19 @@ class Windows:
         order = (Ordering(self.spec["finished_at"], descending=True),)
         return self._window((rows,), terms_of(self.spec, where), order)
 
-    def _in_claim_order(self, status: Status, terms: Sequence[Criterion]) -> Window:
-        order = self.spec.ready_order
-        in_state = (self.spec["status"] == state(status),)
-        return self._divided(in_state, terms, _reversed(order) if status in FINAL else order)
+    def _has_index(self, status: Status) -> bool:
+        """Return whether an index has the tasks in this state in an order that pages can have."""
+        if status is Status.AVAILABLE:
+            return not _has_nulls(self.spec.ready_order)
+        return status in due_states(self.spec) or self.adapter.inspection.indexes_all
+
+    def _in_state(self, status: Status, terms: Sequence[Criterion]) -> Window:
+        spec, in_state = self.spec, self.spec["status"] == state(status)
+        if status is Status.AVAILABLE:
+            return self._divided("claim", (in_state,), terms, spec.ready_order)
+        if status in FINAL:
+            return self._divided("due", (in_state,), terms, _reversed(spec.due_order))
+        return self._divided("due", (is_due(spec), in_state), terms, spec.due_order)
 
     def _window(
         self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order, index: str | None = None
@@ -262,12 +264,12 @@ class Windows:
         adapter, spec, scan = self.adapter, self.spec, self.scan
         return Window(adapter=adapter, spec=spec, index=index, rows=rows, rest=tuple(rest), order=order, scan=scan)
 
-    def _divided(self, rows: tuple[Criterion, ...], terms: Sequence[Criterion], order: Order) -> Window:
-        """Return the window of an index of the queue: of the first partition that ``terms`` fix, if they fix any."""
+    def _divided(self, kind: str, rows: tuple[Criterion, ...], terms: Sequence[Criterion], order: Order) -> Window:
+        """Return the window of an index of the queue of this ``kind``: of the first partition that ``terms`` fix, if
+        they fix any."""
         partition = next((column for column in self.spec.partitions if fixes(terms, column)), None)
         fixed = [term for term in terms if partition is not None and fixes([term], partition)]
         rest = [term for term in terms if not any(term is each for each in fixed)]
-        kind = "due" if order is self.spec.due_order else "claim"
         index = self.spec.index_name(kind, [] if partition is None else [partition])
         return self._window((*fixed, *rows), rest, order, index)
 
@@ -296,16 +298,6 @@ class Windows:
         counted = select(func.count()).select_from(matching.subquery("matching"))
         number: int = self.adapter.rows.execute(self.session, self.spec, counted).scalar_one()
         return number <= self.scan
-
-
-def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
-    """Return the order of tasks in this state, which an index has."""
-    if status is Status.AVAILABLE or (status is not None and adapter.inspection.indexes_all):
-        if not _has_nulls(spec.ready_order):
-            return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
-    elif status in due_states(spec):
-        return spec.due_order
-    return _last_first(spec)
 
 
 class Sorting(StrEnum):
@@ -371,15 +363,6 @@ def _last_first(spec: QueueSpec) -> Order:
 
 def _reversed(order: Order) -> Order:
     return tuple(replace(term, descending=not term.descending) for term in order)
-
-
-def _places(spec: QueueSpec, order: Order) -> Sequence[Ordering]:
-    """Return the terms of an order that differ between rows: among due ones, ``finished_at`` does not."""
-    return [term for term in order if term.column is not spec["finished_at"]] or order
-
-
-def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
-    return (spec["finished_at"].is_(None), is_due(spec))
 
 
 def _leading(adapter: Adapter, spec: QueueSpec) -> list[Column[Any]]:

@@ -398,7 +398,7 @@ def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int 
     """Return whether this count reached the cap, or was taken among final tasks whose count did."""
     lately = next((row for row in rows if row.status is None), None)
     if lately is None:
-        return Status.COMPLETED in limits
+        return any(status in limits for status in FINAL)
     return cap is not None and getattr(lately, name) >= cap
 
 

@@ -108,11 +108,11 @@ class Keys:
     def _read(
         self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, some: int, guesses: bool
     ) -> dict[Any, Any]:
-        if adapter.rows.walks_keys and pick.divided is None:
+        if adapter.rows.walks_keys and not pick.is_divided:
             keys = adapter.rows.walk_keys(session, pick, key, number)
             following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < number else [])]))
         elif guesses:
-            most = LANES if pick.divided is not None else min(adapter.rows.probes, adapter.rows.most(pick.spec))
+            most = LANES if pick.is_divided else min(adapter.rows.probes, adapter.rows.most(pick.spec))
             following = adapter.rows.next_keys(session, pick, self._guesses(key, min(number, max(most, LANES))))
         else:
             some = max(some, 4 * number if pick.lanes is not None and pick.lanes.run is not None else 0)

@@ -29,7 +29,6 @@ from ..sql import (
     is_due,
     is_early,
     is_final,
-    is_held,
     lane_picks,
     picks,
     present_status,
@@ -146,10 +145,9 @@ def held_by(session: Session, spec: QueueSpec, tokens: WorkerTokens) -> list[tup
     """Return the claims of a worker that still hold their rows, with how often each task has crashed and the function
     that it calls."""
     adapter = open_(session, spec)
-    ready, due = picks(spec, within(session, spec))
-    step = ready if adapter.inspection.indexes_all else due  # running tasks are few, but due tasks can be many
-    state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*tokens.bounds))
-    pick = replace(step(1), state=state, exact=False)
+    _, due = picks(spec, within(session, spec))
+    mine = (is_due(spec), spec["claim_token"].between(*tokens.bounds))
+    pick = replace(due(1), state=mine, exact=False).of(Status.RUNNING)
     roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
     read = pick.select(spec["crashes"], _function(spec), *spec.primary_key, *(spec[role] for role in roles))
     rows: Any = adapter.rows.execute(session, spec, read)
@@ -212,7 +210,7 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where, used_up: 
     session = session_of(session)
     adapter, criteria = open_(session, spec), within(session, spec, where)
     ready, due = (step(1) for step in picks(spec, criteria, ()))
-    waiting = replace(due, state=(spec["finished_at"].is_(None), is_due(spec), has_attempts(spec)))
+    waiting = replace(due, state=(is_due(spec), has_attempts(spec)))
     try:
         # beside rates that are used up, tasks of other keys are searched for, which are not at the front of the queue
         if ready.divided is not None and not used_up and (seen := _poll_whole(session, adapter, ready, waiting)):
@@ -369,9 +367,10 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     """Return up to ``limit`` tasks that :func:`.rescue` would discard or reschedule.  Locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
-    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.inspection.indexes_all)(limit)
+    pick = exhausted_picks(spec, within(session, spec))(limit)
     schedule = spec["schedule"] if spec.recurs else null()
-    read = pick.select(*spec.primary_key, spec["attempt"], schedule, _function(spec)).limit(limit)
+    columns = (*spec.primary_key, spec["attempt"], schedule, _function(spec))
+    read = adapter.rows.use_index(pick, pick.select(*columns).limit(limit))
     rows: Any = adapter.rows.execute(session, spec, read)
     return [
         Crashed(Claim(spec.entity, tuple(identity), attempt), text is not None, function)

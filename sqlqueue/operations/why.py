@@ -419,10 +419,10 @@ def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
 def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
     """Return the ranges of tasks that are claimed before this one; none where they cannot be determined."""
     spec, values = seen.spec, seen.columns
-    ready, due = (step(1).state for step in picks(spec))
+    first, due = (step(1) for step in picks(spec))
+    ready = first.state
     if seen.values["status"] != Status.AVAILABLE:  # all that are ready come first
-        order = [term for term in spec.due_order if term.column is not spec["finished_at"]]
-        return [ready, *((*due, part) for part in before(order, values))]
+        return [ready, *((*each.state, part) for each in due.parts for part in before(spec.due_order, values))]
     if any(values[term.column] is None for term in spec.ready_order):
         return []  # the position of NULL in an order depends on the engine
     return [(*ready, part) for part in before(spec.ready_order, values)]

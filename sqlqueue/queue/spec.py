@@ -241,8 +241,8 @@ class QueueSpec:
 
     @cached_property
     def due_order(self) -> tuple[Ordering, ...]:
-        """The claim order among due rows.  ``finished_at``, NULL in all of them, comes first, as in their index."""
-        return (*(Ordering(self[role]) for role in ("finished_at", "available_at")), *self._key_order)
+        """The claim order among due rows."""
+        return (Ordering(self["available_at"]), *self._key_order)
 
     @cached_property
     def sequence_order(self) -> tuple[Ordering, ...]:

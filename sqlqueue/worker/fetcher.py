@@ -17,7 +17,6 @@ from .._support.errors import ArgumentError
 from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import Poll, poll, postpone, promote
-from ..sql import utcnow
 from ..transaction import channel_of, ledger_of, subscribe
 from .children import Children, IsolatedExecutor
 from .chunks import ChunkExecutor, chunk_pool
@@ -36,10 +35,6 @@ EVERY = 1.0
 """Seconds between two calls of :meth:`Poller.promote` that change anything."""
 MAX_CHANGES = 1_000
 """The maximum number of tasks that one transaction promotes or postpones."""
-SHARE = 100
-"""How many times the duration of a search among all tasks for due ones passes until the next."""
-MARGIN = timedelta(seconds=2)
-"""How much longer than the time since the last search one of recent tasks looks back."""
 FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
 WAKE_UPS = 10
@@ -65,8 +60,8 @@ class Poller:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
-        self._promoted = self._all_due = time.monotonic()
-        """When due tasks were last promoted, and from when on all tasks are searched for them again."""
+        self._promoted = time.monotonic()
+        """When due tasks were last promoted."""
         self._in_vain = False
         """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
@@ -125,25 +120,18 @@ class Poller:
 
         While enough tasks are available, claims do not reach the due ones; once promoted, these compete by priority.
         Every claim would have to read past tasks that are available before their time.
-
-        Engines without partial indexes find due tasks among all that are unfinished.  With many of these, only tasks
-        that have come due since the last search are searched for, and the others now and then.
         """
         query, began = self._context.claim_query(self._handler), time.monotonic()
         if query is None or began - self._promoted < EVERY:
             return
-        spec, where, searches_all = self._handler.spec, query.looked_at, began >= self._all_due
-        since = utcnow(-timedelta(seconds=began - self._promoted) - MARGIN)
-        recent = [] if searches_all else [spec["available_at"] >= since]
+        spec, where = self._handler.spec, query.looked_at
 
         def sort(session: Session) -> int:
-            promoted = promote(session, spec.entity, *where, *recent, limit=MAX_CHANGES)
+            promoted = promote(session, spec.entity, *where, limit=MAX_CHANGES)
             return max(promoted, postpone(session, spec.entity, *where, limit=MAX_CHANGES))
 
         if await self._context.database.run(sort, transaction_limit(spec.options.lease)) < MAX_CHANGES:
             self._promoted = began
-            if searches_all:
-                self._all_due = began + (SHARE + 1) * (time.monotonic() - began)
 
     async def _wait(self) -> None:
         while not await happens_within(self._news, SETTLING_PAUSE):

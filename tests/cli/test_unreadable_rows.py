@@ -14,10 +14,9 @@ from sqlqueue import Cause, Claim, Status, check, utcnow
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.requests import cursor, position
 from sqlqueue.operations import recording
-from sqlqueue.operations.paging import key_of, order_of, page
+from sqlqueue.operations.paging import key_of, page
 from sqlqueue.operations.schedules import recurring_tasks
 from sqlqueue.testing import assert_enqueued
-from sqlqueue.transaction import open_
 from tests.cli.invoking import told
 from tests.suite.test_unreadable_rows import signs
 from tests.support.harness import Database
@@ -194,13 +193,12 @@ def test_pages_on_which_no_time_can_be_read(sync_db: Database, status: Status, w
     for _ in range(6 if where else 3):
         insert_odd_times(sync_db, "available_at", status, *times)
     every = statuses(sync_db).keys()
+    spec = Task.__queue_spec__
+    columns = [term.column for term in (spec.ready_order if status is Status.AVAILABLE else spec.due_order)]
     found, after, before = list[int](), None, None
     while True:
         with sync_db.begin() as actor:
             one = actor.run(page, Task, *where, status=status, after=after, limit=2)
-            order = order_of(actor.run(open_, Task.__queue_spec__), Task.__queue_spec__, status)
-            finished = Task.__queue_spec__["finished_at"]  # not a part of positions, since it is always NULL
-            columns = [term.column for term in order if term.column is not finished]
         found += [key for task in one.tasks for key in key_of(Task.__queue_spec__, task)]
         if one.next is None:
             break

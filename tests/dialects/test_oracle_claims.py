@@ -68,11 +68,11 @@ def test_a_claim_is_compiled_once_for_all_values() -> None:
 def test_the_next_transaction_may_take_a_released_lock(model: Any, limit: int) -> None:
     # if candidates were first read without locks, all concurrent claims would choose the same ones
     engine, log = recorder.recording_engine(*ENGINES["oracle"])
-    ready, due = picks(model.__queue_spec__)
-    for step in (ready, due):
+    ready, due = (step(limit) for step in picks(model.__queue_spec__))
+    for pick in (ready, *due.parts):
         log.clear()
         with QueueSession(engine) as session:
-            assert adapters()["oracle"].rows.lock(session, step(limit))
+            assert adapters()["oracle"].rows.lock(session, pick)
         block, keys = log
         assert block.startswith("DECLARE")
         assert CURSOR.search(block)
@@ -166,5 +166,5 @@ def test_one_statement_for_any_number_of_named_rows(
     monkeypatch.setattr(claims, "lock_and_write", take)
     pick = ready(5)
     for keys in ([(1,), (2,)], [(1,), (2,), (3,)]):
-        claims._write_keys(None, ClaimRequest(pick=pick), keys)
+        claims._write_keys(None, ClaimRequest(pick=pick), keys, 5)
     assert len(set(map(id, taken))) == statements

@@ -74,7 +74,7 @@ def test_names_in_the_database_do_not_become_code(tmp_path: Path) -> None:
         Column("id", Integer, Identity(), primary_key=True),
         *columns.values(),
         Index("ix_plugin_parcel_claim", columns[evil]),
-        Index("ix_plugin_parcel_due", columns["finished_at"], columns["available_at"]),
+        Index("ix_plugin_parcel_due", columns[evil], columns["available_at"]),
     )
     Table("plugin_parcel", declared, Column("id", Integer, Identity(), primary_key=True))
     made = Project(

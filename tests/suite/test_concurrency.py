@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, literal_column, text, update
 
+from sqlqueue.dialects import adapter_for
 from tests.suite import children
 from tests.suite.settlements import SETTLINGS
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
 from tests.support.processes import Processes
 from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, ids, insert_many, rows, without_waiting
-from tests.support.workers import eventually
+from tests.support.workers import eventually, seen
 
 pytestmark = pytest.mark.asyncio_everywhere
 
@@ -46,6 +48,25 @@ def test_an_asyncio_claim_locks_no_other_row(db: Database) -> None:
     theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500)))
     assert (len(mine), len(theirs)) == (10, 490)
     assert not mine & theirs
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", *DUE])
+@pytest.mark.parametrize("step", [1, -1])
+def test_rows_that_others_have_locked_cost_no_statements(sync_db: Database, condition: str, step: int) -> None:
+    waiting = enumerate(rows(30, condition))
+    sync_db.insert(
+        Task, [{**row, "number": n, "available_at": PAST + timedelta(seconds=step * n)} for n, row in waiting]
+    )
+    a, b = contenders(sync_db)
+    claimed, sent = list[int](), list[int]()
+    for actor in (a, b):
+        with seen(sync_db, "before_cursor_execute") as statements:
+            claimed += [task.number for task in actor.claim_many(Task, limit=4)]
+        sent.append(len(statements))
+    assert claimed == list(range(30))[::step][:8]
+    if step == 1 or adapter_for(sync_db.engine.dialect).rows.locks_after_sorting:  # others lock rows in their own order
+        assert sent[1] == sent[0]
 
 
 # for a small table, or a large part of a table, a planner prefers a scan and a sort, which lock everything they read

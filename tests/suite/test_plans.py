@@ -430,8 +430,6 @@ def test_tasks_are_not_read_for_a_large_error_group_behind_them(
 
 @pytest.mark.requires("statistics")
 def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
-    if not adapter_for(sync_db.engine.dialect).inspection.indexes_all:
-        pytest.skip("no index has the running tasks but that of all which are due")
     calls: Mapping[str, Call] = {
         "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),
         "rescue": lambda session, model: session.rescue(model, limit=READY),

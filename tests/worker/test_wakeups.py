@@ -506,28 +506,3 @@ def test_messages_take_their_turn_before_the_backlog_ends(db: Database, workers:
     workers.start(relay_of(engine, lambda _: db.insert(Outgoing, [{"payload": {}}]), batch=1), engine=engine)
     eventually(lambda: count(db, Outgoing, Outgoing.priority == -1) == 0)
     assert count(db, Outgoing, Outgoing.status == "available") > BACKLOG // 2
-
-
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("share", [0, 1_000_000_000], ids=["short", "long"])
-def test_searches_that_take_long_are_rare_and_those_of_recent_tasks_are_not(
-    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch, share: int
-) -> None:
-    """Each task enqueues another, so that nothing but a search finds those that have come due."""
-    monkeypatch.setattr(fetcher, "SHARE", share)
-    ran: list[str] = []
-
-    def handle(session: Any, task: Task) -> None:
-        ran.append(task.name)
-        if not task.name:
-            session.add(Task())
-
-    sync_db.insert(Task, rows(BACKLOG, name=""))
-    sync_db.insert(Task, rows(1, "scheduled", name="first", priority=-1))
-    workers.serve(Task, with_session(sync_db, handle), concurrency=1)
-    eventually(lambda: "first" in ran)
-    scheduled = {"status": "scheduled", "priority": -1}
-    missed = {**scheduled, "name": "missed", "available_at": PAST}
-    sync_db.insert(Task, [missed, {**scheduled, "name": "recent", "available_at": clock(sync_db)}])
-    eventually(lambda: ran.count("recent") + ran.count("missed") == (1 if share else 2))
-    assert ("missed" in ran, "recent" in ran) == (not share, True)
