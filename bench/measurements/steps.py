@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, bindparam, insert, select, update
 from sqlalchemy.orm import sessionmaker
 
 from bench.measurements.layers import planned
-from bench.models import Base
+from bench.models import Base, Note
+from bench.workloads import writing
+from sqlqueue import Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.support import reached
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
@@ -65,9 +67,7 @@ class Steps:
     async def round(self) -> None:
         """Measure each step once."""
         table = self._entity.__table__
-        with self._sessions.begin() as session:
-            session.execute(table.delete())
-            session.execute(insert(table), [{"payload": "x" * 100}] * self._jobs)
+        self._fill()
         with self._sessions() as session, self._timed("read the rows, with Core"):
             session.execute(select(table)).all()
         with self._sessions() as session, self._timed("read the rows, with the ORM"):
@@ -83,6 +83,28 @@ class Steps:
             await self._await_all(coroutines)
         with self._timed("settle"):
             self._settle(jobs)
+        keys = [task.id for task in tasks]
+        with self._timed("insert a row and update one, with a session alone"):
+            self._insert_and_update(keys)
+        self._fill()
+        jobs = self._made(self._claim(), writing)
+        with self._timed("call a handler that inserts a row"):
+            self._call_all(jobs)
+
+    def _fill(self) -> None:
+        table = self._entity.__table__
+        with self._sessions.begin() as session:
+            session.execute(table.delete())
+            session.execute(insert(table), [{"payload": "x" * 100}] * self._jobs)
+
+    def _insert_and_update(self, keys: Iterable[int]) -> None:
+        table = self._entity.__table__
+        ending = update(table).where(table.c.id == bindparam("key")).values(status=Status.COMPLETED.value)
+        for key in keys:
+            with self._sessions.begin() as session:
+                session.add(Note(text="x"))
+                session.flush()
+                session.execute(ending, {"key": key})
 
     def _claim(self) -> Iterable[Any]:
         with self._sessions.begin() as session:
@@ -126,7 +148,7 @@ def main() -> None:
         for _ in range(asked.rounds):
             asyncio.run(steps.round())
         for name, took in steps.found.items():
-            print(f"{name:28} {took:5.1f} us")
+            print(f"{name:50} {took:6.1f} us")
     finally:
         Base.metadata.drop_all(engine)
 
