@@ -37,11 +37,7 @@ class PlainCodec:
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored JSON values as arguments, with dataclasses restored."""
-        kinds = self._kinds
-        return {  # most values are of exactly the type that is annotated
-            name: value if type(value) is kinds[name] else _converted(kinds[name], name, value, _to_dataclass)
-            for name, value in stored.items()
-        }
+        return {name: _converted(self._kinds[name], name, value, _to_dataclass) for name, value in stored.items()}
 
 
 def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
@@ -74,7 +70,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _converted(kind: Any, name: str, value: Any, of_dataclass: Callable[[Any, str, Any], Any]) -> Any:
     """Return ``value`` converted as one of type ``kind``; ``name`` is for errors."""
-    if kind is Any:
+    if kind is Any or (type(value) is kind and kind in _SCALARS):
         return value
     origin, inner = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
