@@ -86,9 +86,13 @@ class TaskBatch:
         that says why; one that waits for a failure that cannot come is cancelled without an error, and counts as
         skipped.
 
-        Raises :class:`.ArgumentError` for predecessors that are not in this batch: so there are no cycles.
+        Raises :class:`.ArgumentError` for predecessors that are not in this batch, so that there are no cycles, and for
+        ``when`` without ``after``.
         """
-        group = self._group(task, rows, when, copy=copy, after=[self._known(each) for each in _listed(after)])
+        predecessors = [self._known(each) for each in _listed(after)]
+        group = self._group(task, rows, when, copy=copy, after=predecessors)
+        if when != "completed" and not predecessors:
+            raise ArgumentError(f"when={when!r} is for tasks that wait: give after=")
         self._members[group] = len(self._members)
         return task if rows is None else group
 

@@ -164,6 +164,8 @@ def test_batches_without_members_and_with_wrong_ones(flow: Database) -> None:
                 batch.add(Page(), after=wrong)
         with pytest.raises(ArgumentError, match="give one of"):
             batch.add(Page(), when="ended")
+        with pytest.raises(ArgumentError, match="give after="):
+            batch.add(Page(), when="failed")
         with pytest.raises(ArgumentError, match="in this batch already"):
             batch.add(page)
         with pytest.raises(ArgumentError, match="no status and no time"):
@@ -1162,7 +1164,8 @@ def test_random_graphs_end_as_a_model_says_and_so_after_a_retry(flow: Database) 
         with flow.begin() as session, session.batch(f"graph {number}") as batch:
             tasks: dict[str, Any] = {}
             for name, (after, when) in graph.items():
-                tasks[name] = batch.add(Page(name=name), after=[tasks[each] for each in after], when=when)
+                waits = {"after": [tasks[each] for each in after], "when": when} if after else {}
+                tasks[name] = batch.add(Page(name=name), **waits)
         with flow.begin() as session:
             keys = session.scalars(select(Latch.id).where(Latch.opened_at.is_(None))).all()
         assert flow.committed.run(opens, *keys) == 0, graph
