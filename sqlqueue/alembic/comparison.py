@@ -15,9 +15,9 @@ from .._support.errors import ConfigurationError
 from .._support.private import affinity
 from ..diagnostics.drift import WrongDefault, WrongIndex, constant, drift, queue_indexes
 from ..dialects import adapter_for
-from ..dialects.inspection import LiveIndex
+from ..dialects.inspection import Inspection, LiveIndex
 from ..lifecycle.kind import Kind
-from ..model.declaration import COLUMNS, queues
+from ..model.declaration import COLUMNS, kind_indexes, queues
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, index_name
 from ..sql import WrappedType
@@ -41,7 +41,9 @@ from .rendering import CONCURRENTLY
 # -- columns of a queue that were renamed in the model: revisions rename them too, so that their data is kept ---------
 
 
-def renamed(op: ops.ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) -> dict[str, str]:
+def renamed(
+    op: ops.ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex], inspection: Inspection
+) -> dict[str, str]:
     """Return the new name of each renamed column, by its old name; empty if the table's indexes show no queue.
 
     Raises :class:`.ConfigurationError` if a column that every queue has is new, and its old name cannot be determined.
@@ -50,26 +52,40 @@ def renamed(op: ops.ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveInde
     if claim is None or due is None:
         return {}
     known = {"status": claim.terms[0].name, "available_at": due.terms[1].name}
+    known = {spec[role].name: name for role, name in known.items()}
+    for index in kind_indexes(spec):
+        if (former := live.get(spec.index_name(index.name))) is not None:
+            known |= {str(c.key): term.name for c, term in zip(index.columns, former.terms, strict=False)}
     dropped = {each.column_name: each.to_column() for each in op.ops if isinstance(each, ops.DropColumnOp)}
-    new = {each.column.name for each in op.ops if isinstance(each, ops.AddColumnOp)}
+    added = {each.column.name for each in op.ops if isinstance(each, ops.AddColumnOp)}
+    new = {role: column for role, column in spec.columns.items() if column.name in added}
     found: dict[str, str] = {}
-    for role in (role for role, column in spec.columns.items() if column.name in new):
-        old = next((name for name in (known.get(role), role) if name in dropped), None) or _only(spec[role], dropped)
-        if old is not None:
-            found[old] = spec[role].name
+
+    def told(role: str, column: Column[Any]) -> str | None:
+        return next((name for name in (known.get(column.name), role) if name in dropped), None)
+
+    def alone(role: str, column: Column[Any]) -> str | None:
+        return _only(column, dropped, inspection)
+
+    for way in (told, alone):
+        # each that is found may leave only one for another
+        while match := next(((role, old) for role, column in new.items() if (old := way(role, column))), None):
+            role, old = match
+            found[old] = new.pop(role).name
             del dropped[old]
-        elif role in COLUMNS:
+    for role in new:
+        if role in COLUMNS:
             raise _unknown(op, spec, role)
     return found
 
 
-def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str | None:
+def _only(column: Column[Any], dropped: Mapping[str, Column[Any]], inspection: Inspection) -> str | None:
     """Return the name of the ``dropped`` column that can only have been ``column``; ``None`` if there is none or
     several."""
     alike = [
         name
         for name, each in dropped.items()
-        if affinity(each.type) is affinity(column.type) and each.nullable == column.nullable
+        if affinity(inspection.type_of(each, column)) is affinity(column.type) and each.nullable == column.nullable
     ]
     return alike[0] if len(alike) == 1 else None
 
@@ -88,7 +104,9 @@ def _unknown(op: ops.ModifyTableOps, spec: QueueSpec, role: str) -> Configuratio
 _KINDS = ("claim", "due")
 
 
-def with_new_names(op: ops.ModifyTableOps, names: Mapping[str, str]) -> Iterator[ops.MigrateOperation]:
+def with_new_names(
+    op: ops.ModifyTableOps, names: Mapping[str, str], inspection: Inspection
+) -> Iterator[ops.MigrateOperation]:
     """Yield the operations that rename columns to the new ``names``; the later ones stay in ``op``."""
     if not names:
         return
@@ -96,6 +114,9 @@ def with_new_names(op: ops.ModifyTableOps, names: Mapping[str, str]) -> Iterator
     if dropped:
         yield QueueTableOps(op.table_name, dropped, schema=op.schema)
     old = {each.column_name: each.to_column() for each in op.ops if isinstance(each, ops.DropColumnOp)}
+    added = {each.column.name: each.column for each in op.ops if isinstance(each, ops.AddColumnOp)}
+    for name, new in names.items():
+        old[name].type = inspection.type_of(old[name], added[new])
     yield RenameColumnsOp(op.table_name, {new: old[name] for name, new in names.items()}, schema=op.schema)
     op.ops[:] = [each for each in op.ops if each not in dropped and not _is_renaming(each, names)]
 
@@ -343,7 +364,7 @@ class Revision:
             return
         if key in self.queues:
             self._keep_order(op)
-            yield from with_new_names(op, self._new_names(op, self.queues[key]))
+            yield from with_new_names(op, self._new_names(op, self.queues[key]), self.adapter.inspection)
             yield from of_queue(op, self.queues[key], self.options, is_new=key in self.created)
         elif was_queue(op):
             self._keep_order(op)
@@ -355,7 +376,8 @@ class Revision:
         if not any(isinstance(each, ops.DropColumnOp) for each in op.ops):
             return {}
         table = Table(op.table_name, MetaData(), schema=op.schema)
-        return renamed(op, spec, self.adapter.inspection.live_indexes(self.connection, table))
+        inspection = self.adapter.inspection
+        return renamed(op, spec, inspection.live_indexes(self.connection, table), inspection)
 
     def _keep_order(self, op: ops.ModifyTableOps) -> None:
         """Restore descending terms of dropped indexes, which SQLAlchemy does not reflect on every engine."""

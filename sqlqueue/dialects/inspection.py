@@ -166,6 +166,10 @@ class Inspection(ABC):
         """Return the ``Index`` options for this predicate; empty if the engine has no partial indexes."""
         return {} if self.partial_index is None else {self.partial_index: predicate}
 
+    def type_of(self, live: Column[Any], wanted: Column[Any]) -> TypeEngine[Any]:
+        """Return the type of the reflected column ``live``, if this is ``wanted`` by an earlier name."""
+        return live.type
+
     def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
         """Return the time in ``column`` of rows that are older than the column; ``None`` if it is unknown."""
         return None

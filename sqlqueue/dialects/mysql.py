@@ -13,9 +13,11 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    JSON,
     URL,
     BigInteger,
     BindParameter,
+    Column,
     ColumnElement,
     Connection,
     Delete,
@@ -49,6 +51,7 @@ from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.types import TypeEngine
 
 from .._support.errors import ArgumentError
+from .._support.private import affinity
 from ..queue.spec import Criterion, Finding, Identity, QueueSpec, Severity, conjuncts
 from ..sql import KeyText, Pick, UniqueBy, UTCDateTime
 from .base import Adapter
@@ -655,6 +658,11 @@ class MariaDBInspection(MySQLInspection):
     """Finds ignored indexes."""
 
     reads_only = "tx_read_only"
+
+    def type_of(self, live: Column[Any], wanted: Column[Any]) -> TypeEngine[Any]:
+        # JSON is LONGTEXT with a CHECK constraint, which goes if the column is defined anew as what is reflected
+        return JSON() if affinity(wanted.type) is JSON and isinstance(live.type, mysql.LONGTEXT) else live.type
+
     reviving = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ForeignKey, Identity, Integer, MetaData, String, Uuid, desc
@@ -220,8 +221,9 @@ def example(kind: type) -> object:
     return kind(**keys.get(kind, {}))
 
 
-def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
-    """Return a model that is a queue if mixins are given, and otherwise an ordinary model."""
+def shipment(*mixins: type[Any], schema: str | None = None, names: Mapping[str, str] | None = None) -> type[Any]:
+    """Return a model that is a queue if mixins are given, with these names of columns, and otherwise an ordinary
+    model."""
 
     class Base(DeclarativeBase):
         metadata = MetaData(schema=schema)
@@ -233,7 +235,7 @@ def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
 
     class Shipment(*mixins, Base):  # type: ignore[misc]
         __tablename__ = "plain_shipment"
-        __queue__ = QueueOptions(order_by=(desc("weight"), "id"))
+        __queue__ = QueueOptions(order_by=(desc("weight"), "id"), columns=names or {})
 
         id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         cargo: Mapped[str] = mapped_column(String(80), index=True)

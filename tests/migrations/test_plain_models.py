@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlqueue import ExpiryMixin, FlowMixin, QueueMixin, StepMixin, Steps, TopicMixin, Worker, check
@@ -16,6 +17,7 @@ from tests.migrations import plain
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
 from tests.support.harness import Database
+from tests.support.workers import POLL, Workers, eventually
 
 ROWS = [{"id": number, "cargo": f"no. {number}", "weight": -number} for number in range(1, 4)]
 
@@ -152,6 +154,72 @@ def test_what_batches_steps_and_expiry_need_is_repaired(sync_db: Database, proje
     here.check()
     with sync_db.engine.connect() as connection:
         assert not [each for each in check(connection, flow.metadata) if each.code.startswith("missing")]
+
+
+@pytest.fixture
+def workers(sync_db: Database) -> Iterator[Workers]:
+    staff = Workers(sync_db)
+    yield staff
+    staff.end_test()
+
+
+RENAMED = ("waits_for", "waits_when", "reports_to", "steps", "expires_at", "finished_at")
+
+
+@pytest.mark.requires("drops_any_column")
+def test_renamed_columns_of_batches_steps_and_expiry_keep_their_data(
+    sync_db: Database, project: MakeProject, workers: Workers
+) -> None:
+    """Twice, the second time from names that tell nothing, while a worker runs."""
+    mixins = FlowMixin, StepMixin, ExpiryMixin
+    models = [
+        plain.shipment(*mixins, names={role: f"{role}_{letter}" if letter else role for role in RENAMED})
+        for letter in ("", "a", "b")
+    ]
+    here = project(models[0].metadata, plugin=True)
+    here.migrate()
+
+    def run(steps: Steps, task: Any) -> None:
+        steps.run("pack", lambda: task.cargo)
+
+    def work(model: Any, key: str) -> None:
+        with sync_db.begin() as session, session.batch(key) as batch:
+            first = batch.add(model(cargo=key, weight=0))
+            batch.then(model(cargo="then", weight=0))
+            batch.add(model(cargo="next", weight=0), after=first)
+            session.enqueue(model(cargo="late", weight=0), expires=timedelta(hours=1))
+        with workers.serve(model, run, poll=POLL):
+            eventually(lambda: not unfinished(model))
+
+    def unfinished(model: Any) -> int:
+        with sync_db.session() as session:
+            return int(session.scalar(select(func.count()).where(model.__queue_spec__["finished_at"].is_(None))))
+
+    def stored(model: Any) -> list[Any]:
+        spec = model.__queue_spec__
+        with sync_db.engine.connect() as connection:
+            columns = [spec[role] for role in ("status", *RENAMED)]
+            return [*map(tuple, connection.execute(select(*columns).order_by(model.id)))]
+
+    for number, model in enumerate(models):
+        if number:
+            before = stored(models[number - 1])
+            with workers.serve(models[number - 1], run, poll=POLL):
+                there = here.using(model.metadata)
+                there.migrate(f"names {number}")
+            there.check()
+            assert stored(model) == before
+        work(model, f"batch {number}")
+        assert sync_db.committed.progress(model, "batch 0").completed == 2
+    by_migration = definitions(sync_db, models[-1].metadata)
+    before = stored(models[-1])
+    here.downgrade("-2")
+    assert stored(models[0]) == before
+    work(models[0], "again")
+    here.downgrade()
+    models[-1].metadata.create_all(sync_db.engine)
+    created = definitions(sync_db, models[-1].metadata)
+    assert _alike(sync_db, created) == _alike(sync_db, by_migration)
 
 
 def _alike(db: Database, found: dict[str, list[str]], table: str = "plain_shipment") -> list[str]:
