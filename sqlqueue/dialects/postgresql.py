@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -40,10 +41,13 @@ from sqlalchemy import (
     false,
     func,
     literal_column,
+    null,
     or_,
     select,
     true,
     tuple_,
+    type_coerce,
+    union_all,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, insert
@@ -77,6 +81,7 @@ from .statements import (
     MANY,
     MANY_LANES,
     ROWS,
+    Beside,
     ClaimRequest,
     Parameters,
     Replacement,
@@ -158,6 +163,9 @@ class PostgreSQLRows(Rows):
     skips_locked = True
     hides_criteria = True
     walks_keys = True
+    claims_in_order = True
+    numbers_rows: ClassVar[bool] = True
+    """Whether rows that an index returns in order are numbered without reading those after a limit."""
     searched = MANY_LANES
     of_found = "array"
 
@@ -252,17 +260,61 @@ class PostgreSQLRows(Rows):
         found = self._write(session, replace(request, parameters={**(request.parameters or {}), **given}), numbers)
         if not numbers and found:
             return [*tasks, *found], {**shares, **taken}  # the result was lost, see _written
+        if pick.spec.fair is None and not tasks:
+            return found, {**taken, **Counter(keys[number - 1] for number in numbers)}
         each: list[list[Any]] = [tasks, *([] for _ in keys)]
         for number, task in zip(numbers, found, strict=True):
             each[number].append(task)
         turns = [task for task in chain(*zip_longest(*each)) if task is not None]
         return turns, {**taken, **{key: len(some) for key, some in zip(keys, each[1:], strict=True)}}
 
+    def _find(
+        self,
+        session: Session,
+        pick: Pick,
+        what: Hashable,
+        make: Callable[[], Select[Any]],
+        *,
+        given: Sequence[Any],
+        beside: Beside | None,
+    ) -> Iterable[Any]:
+        if beside is None:
+            return super()._find(session, pick, what, make, given=given, beside=beside)
+
+        def make_both() -> Any:
+            found = make().cte("found")
+            key, place, *others = found.c
+            # through an array, of which a planner expects ten elements
+            of_found = func.array(select(key).scalar_subquery())
+            wanted = beside.select(lambda column: column == any_(of_found)).subquery("wanted")
+            nothing = [type_coerce(null(), each.type) for each in [*wanted.c][2:]]
+            return union_all(
+                select(key, place, *nothing, *others),
+                select(*wanted.c, *(type_coerce(null(), each.type) for each in others)),
+            )
+
+        rows: Any = self._execute_for_lanes(session, pick, (what, beside.key), make_both, given)
+        found = sorted((row for row in rows if row[2] is None), key=itemgetter(1))
+        beside.take([row[: beside.width] for row in rows if row[2] is not None], [row[0] for row in found])
+        return [(*row[:2], *row[beside.width :]) for row in found]
+
     def lane_heads(
-        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
+        self,
+        session: Session,
+        pick: Pick,
+        number: int,
+        keys: Sequence[Any] | None = None,
+        beside: Beside | None = None,
     ) -> dict[Identity, Any]:
         """Read the lanes with a key in one statement."""
         lanes: Any = pick.lanes
+        if keys is None and beside is not None and not lanes.ordered.is_divided and self.numbers_rows:
+            first = replace(lanes.ordered, limit=number)
+            place = func.row_number().over(order_by=[term.expression for term in first.order]).label("place")
+            names = [column.label(f"key_{n}") for n, column in enumerate(pick.spec.primary_key)]
+            make = partial(self.select_candidates, first, lanes.column.label("lane_key"), place, *names)
+            found = self._find(session, pick, ("heads", number), make, given=(), beside=beside)
+            return {tuple(identity): key for key, _, *identity in found}
         if keys is None or pick.is_divided:
             return super().lane_heads(session, pick, number, keys)
         given = [key for key in keys if key is not None]
@@ -343,7 +395,7 @@ class PostgreSQLRows(Rows):
         names = [column.name for column in key]
         by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
         lane = [] if pick.lanes is None else ["lane"]
-        first = [*(locked.c[name] for name in lane), *by, *(locked.c[name] for name in names)]
+        first = [*by, *(locked.c[name] for name in names)]
         picked = _listed(locked, [*lane, *names], first)
         joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
         claiming = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)

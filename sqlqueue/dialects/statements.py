@@ -36,6 +36,7 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    union_all,
 )
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
@@ -47,6 +48,7 @@ from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where
 from ..sql import (
     COUNTED,
     EDGE,
+    LARGEST,
     REACTIVATED,
     Assignment,
     Columns,
@@ -126,6 +128,19 @@ class ClaimRequest:
     """Receives the rows that are taken, but not deleted, and cannot be read."""
     late: list[Identity] = field(default_factory=list)
     """Receives those that follow such a row in a lane that keeps its order, and the row itself."""
+
+
+class Beside(NamedTuple):
+    """What a claim reads of the keys that a statement finds, together with them where an engine can."""
+
+    key: Hashable
+    select: Callable[[Callable[[ColumnElement[Any]], Criterion]], Select[Any]]
+    """Returns the SELECT, whose first columns are a key and a number, and whose next one is never NULL; the argument
+    returns the criterion that a column has one of the keys."""
+    take: Callable[[Iterable[Any], Iterable[Any]], object]
+    """Receives the rows, and all keys."""
+    width: int
+    """The number of columns."""
 
 
 class Rows(ABC):
@@ -730,6 +745,9 @@ class Rows(ABC):
     walks_keys: ClassVar[bool] = False
     """Whether one recursive statement searches the index for one key after the other.  Other engines do not use an
     index for a value that the statement itself has found."""
+    claims_in_order: ClassVar[bool] = False
+    """Whether a claim with assignments from lanes that are not divided returns its rows in the order of the queue,
+    unless these take turns."""
     searched: ClassVar[int] = LANES
     """The number of lanes whose first rows a claim compares, if it needs no more."""
     probes: ClassVar[int] = LANES
@@ -738,16 +756,16 @@ class Rows(ABC):
     skips_values: ClassVar[bool] = False
     """Whether NOT IN on a column of an index is read as the ranges between the values."""
 
-    def walk_keys(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
+    def walk_keys(self, session: Session, pick: Pick, key: Any, number: int, beside: Beside | None = None) -> list[Any]:
         """Return the next keys after ``key`` that have an entry in the index of the lanes and are not excluded, at most
-        so many."""
+        so many; and ``None`` after them if there are rows without a key."""
         given = [] if key is EDGE else [key]
 
-        def make() -> Select[Any]:
+        def make() -> Any:
             column: Any = pick.lanes and pick.lanes.column
             after = column > bindparam(LANE.format(0), type_=column.type) if given else column.is_not(None)
             first = self.select_candidates(pick.keys(after, 1), column.label("key")).subquery("first")
-            walk = select(first.c.key, literal_column("1").label("number")).cte("walk", recursive=True)
+            walk = select(first.c.key, literal_column("1", Integer).label("number")).cte("walk", recursive=True)
             following = self.select_candidates(pick.keys(column > walk.c.key, 1), column).correlate(walk)
             one: ColumnElement[int] = literal_column("1")
             excluded = list(pick.lanes.excluded) if pick.lanes else []
@@ -756,9 +774,30 @@ class Rows(ABC):
             goes_on = walk.c.number + counts <= literal_column(str(number))
             walk = walk.union_all(further.where(walk.c.key.is_not(None), goes_on))
             others = [walk.c.key.not_in(excluded)] if excluded else []
-            return select(walk.c.key).where(walk.c.key.is_not(None), *others).order_by(walk.c.number)
+            keys = select(walk.c.key, walk.c.number).where(walk.c.key.is_not(None), *others)
+            if not column.nullable:
+                return keys.order_by(walk.c.number)
+            last = literal_column(str(LARGEST), Integer).label("number")
+            unkeyed = self.select_candidates(pick.keys(column.is_(None), 1), column.label("key"), last).subquery("rest")
+            every = union_all(keys, select(unkeyed.c.key, unkeyed.c.number)).subquery("every")
+            return select(every.c.key, every.c.number).order_by(every.c.number)
 
-        return [row[0] for row in self._execute_for_lanes(session, pick, ("walk", len(given), number), make, given)]
+        found = self._find(session, pick, ("walk", len(given), number), make, given=given, beside=beside)
+        return [row[0] for row in found]
+
+    def _find(
+        self,
+        session: Session,
+        pick: Pick,
+        what: Hashable,
+        make: Callable[[], Select[Any]],
+        *,
+        given: Sequence[Any],
+        beside: Beside | None,
+    ) -> Iterable[Any]:
+        """Execute a statement that finds keys in the order of the numbers after them, and return its rows; where the
+        engine can, read what is ``beside``."""
+        return self._execute_for_lanes(session, pick, what, make, given)
 
     def next_keys(self, session: Session, pick: Pick, keys: Sequence[Any]) -> dict[Any, Any]:
         """Return the key that follows each of ``keys``, at most :attr:`probes`, that has an entry in the index.
@@ -810,7 +849,12 @@ class Rows(ABC):
         return [row[0] for row in self._execute_for_lanes(session, pick, what, make, given, also=also)]
 
     def lane_heads(
-        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
+        self,
+        session: Session,
+        pick: Pick,
+        number: int,
+        keys: Sequence[Any] | None = None,
+        beside: Beside | None = None,
     ) -> dict[Identity, Any]:
         """Return the keys of the first ``number`` rows, or of as many of each lane of ``keys``, in the order of the
         queue, locked or not."""

@@ -44,7 +44,7 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import ahead_text
 from ..dialects import key_type
 from ..dialects.base import Adapter
-from ..dialects.statements import FURTHER
+from ..dialects.statements import FURTHER, Beside
 from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in, moment_text
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
@@ -520,6 +520,8 @@ class Gate:
         self._slots = slots_of(spec)
         self._lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
         self._known: set[Key] = set()
+        self._absent: set[Key] = set()
+        """Keys that have been read and have no rows."""
         self._stocks = _Stock(), _Stock()
         """Slots, and places."""
         self._seen: dict[Key, datetime | None] = {}
@@ -530,9 +532,19 @@ class Gate:
         self._used: dict[Identity, list[Identity]] = {}
         """The locked rows that tasks are to hold, by task."""
 
+    def beside(self, needed: int) -> Beside:
+        """Return how to read what is free of keys, about ``needed`` of each, together with the keys themselves."""
+        slots, most = self._slots, 1 << (needed + _OTHERS).bit_length()
+        return Beside(
+            key=("first free", most),
+            select=lambda of_found: _first_free(slots, most, of_found(slots["slot_key"])),
+            take=lambda seen, keys: self._fill(seen, most, keys),
+            width=6,
+        )
+
     def look(self, keys: Collection[Key], needed: int) -> None:
         """Read what is free of ``keys`` that have not been read, about ``needed`` of each."""
-        unread: Collection[Key] = [key for key in keys if key is not None and key not in self._known]
+        unread: Collection[Key] = {key for key in keys if key is not None} - self._known - self._absent
         most = 1 << (needed + _OTHERS).bit_length()
         while unread:  # until something is found of each, or there is nothing
             self._read(unread, most)
@@ -577,6 +589,7 @@ class Gate:
         if new := [key for key in shares if key is not None and key not in self._known]:
             create_slots(self._session, self._adapter, self._spec, [key for key in new if key is not None])
             self._known.difference_update(shares)  # all are read at the same moment, and locked together
+            self._absent.difference_update(shares)
             self.look(shares, max(shares.values()))
             for key in new:
                 if key not in self._known:  # an old snapshot does not show new rows
@@ -653,10 +666,11 @@ class Gate:
         make = partial(_first_free, slots, most, _are_given(slots["slot_key"]))
         statement = slots.made.get(("first free", most), make)
         for some in rows.batches(slots, names):
-            self._fill(rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)}), most)
+            seen: Any = rows.execute(self._session, slots, statement, {_GIVEN: rows.padded(slots, some)})
+            self._fill(seen, most, some)
 
-    def _fill(self, seen: Iterable[Any], most: int) -> list[Key]:
-        """Store the result of :func:`_first_free`; return its keys."""
+    def _fill(self, seen: Iterable[Any], most: int, named: Iterable[Key] = ()) -> list[Key]:
+        """Store the result of :func:`_first_free` for the keys ``named``; return those that it has."""
         has = defaultdict[Key, tuple[int, bool, int]](lambda: (0, False, 1))
         free = defaultdict[Key, tuple[list[Free], list[Free]]](lambda: ([], []))
         moments = list[datetime]()
@@ -681,6 +695,7 @@ class Gate:
                     stock.fill(key, [each for each in found if each.row not in self._tried])
                 if has_any and (more or len(found) >= most):
                     stock.unread.add(key)
+        self._absent.update(set(named) - self._known)
         return keys
 
     def _lock(self, shares: Mapping[Key, int]) -> list[tuple[_Stock, Key]]:

@@ -150,7 +150,7 @@ class View:
         pick, found = self._waiting, [after]
         known = Keys() if self._scope else rotation_of(self._session, pick, {}).keys  # what claims remember
         while len(found) <= number:
-            following, _ = known.after(self._adapter, self._session, pick, found[-1], number)
+            following, *_ = known.after(self._adapter, self._session, pick, found[-1], number)
             if EDGE in following:
                 found += following[: following.index(EDGE)]
                 break

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import LRUCache
 
 from ..dialects.base import Adapter
-from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
+from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, Beside, ClaimRequest
 from ..kinds.limits import Gate, slots_of
 from ..queue.spec import CACHE_SIZE, Identity, QueueSpec
 from ..sql import EDGE, LARGEST, Pick
@@ -73,14 +73,15 @@ class Keys:
         wanted: int,
         *,
         claim: LaneClaim | None = None,
-    ) -> tuple[list[Any], bool]:
+        beside: Beside | None = None,
+    ) -> tuple[list[Any], bool, bool]:
         """Return the next keys that have ready tasks, and the edge among them: ``wanted`` keys or more, if so many are
-        found soon; and whether these are all.
+        found soon; whether these are all; and whether there may be tasks without a key.
 
         Each was the next one when it was read, except for keys that the criteria exclude.  A ``claim`` knows which keys
         have no slots: where few of the next ones have, these are passed over as well.
         """
-        found, guesses, rows = dict[Any, None](), True, adapter.rows
+        found, guesses, rows, unkeyed = dict[Any, None](), True, adapter.rows, True
         passed = set[Any](pick.lanes.excluded if pick.lanes else ())
         in_vain, some = claim is not None or key not in self._following, _SOME
         for _ in range(_READS):
@@ -92,26 +93,40 @@ class Keys:
                 if found and key not in self._following and pick.spec.is_limited and not rows.walks_keys:
                     self._guess_by_slots(adapter, session, slots_of(pick.spec), key, MANY_LANES)
                 guesses = guesses and key in self._following
-                following = self._read(adapter, session, pick, key, number, some=some, guesses=guesses)
+                following = self._read(adapter, session, pick, key, number, some=some, guesses=guesses, beside=beside)
+                unkeyed = following.pop(None, True)
             while key in following:
                 key = following[key]
                 if key in found:
-                    return list(found), True
+                    return list(found), True, unkeyed
                 found[key] = None
             gained = len(found.keys() - passed) - before
             some = _SOME * FURTHER if gained > 1 else _SOME  # no page is much larger than the tasks of one key
             guesses, in_vain = not guesses or gained > 1, not gained  # otherwise, many keys have come since
             if before + gained - (EDGE in found) >= wanted or (EDGE in found and wanted > MANY_LANES):
                 break
-        return list(found), False
+        return list(found), False, unkeyed
 
     def _read(
-        self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, some: int, guesses: bool
+        self,
+        adapter: Adapter,
+        session: Session,
+        pick: Pick,
+        key: Any,
+        number: int,
+        *,
+        some: int,
+        guesses: bool,
+        beside: Beside | None,
     ) -> dict[Any, Any]:
+        """Return some keys with those that follow them, and if it is known, whether there are tasks without a key."""
         if adapter.rows.walks_keys and not pick.is_divided:
-            keys = adapter.rows.walk_keys(session, pick, key, number)
+            found = adapter.rows.walk_keys(session, pick, key, number, beside)
+            keys = [each for each in found if each is not None]
             following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < number else [])]))
-        elif guesses:
+            self._following.update(following)
+            return {**following, None: None in found}
+        if guesses:
             most = LANES if pick.is_divided else min(adapter.rows.probes, adapter.rows.most(pick.spec))
             following = adapter.rows.next_keys(session, pick, self._guesses(key, min(number, max(most, LANES))))
         else:
@@ -194,6 +209,8 @@ class Rotation:
         """The key whose visit goes on in the next claim."""
         self.is_clogged = False
         """Whether the first tasks of the queue lately had no slots."""
+        self.width = LARGEST
+        """How many keys the first tasks of the queue lately had: at first, as if each had another one."""
         self.laps = 0
         """How often the edge has been passed since tasks were found."""
 
@@ -242,6 +259,7 @@ class Rotation:
         *,
         reach: int = 0,
         claim: LaneClaim | None = None,
+        beside: Beside | None = None,
     ) -> tuple[set[Any], bool]:
         """Read whose turn it is next, of about ``reach`` keys if few of them have tasks that may start; return the
         keys, and whether these are all.  For ``claim`` see :meth:`Keys.after`.
@@ -261,11 +279,17 @@ class Rotation:
         else:
             wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
             is_cold = is_new and start is EDGE
-            keys, is_whole = self.keys.after(
-                adapter, session, pick, start, max(wanted, reach), claim=claim if reach or is_cold else None
+            keys, is_whole, unkeyed = self.keys.after(
+                adapter,
+                session,
+                pick,
+                start,
+                max(wanted, reach),
+                claim=claim if reach or is_cold else None,
+                beside=beside,
             )
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
-            if lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
+            if unkeyed and lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
                 keys.insert(0 if is_next or EDGE not in keys else keys.index(EDGE) + 1, None)
         again = {key: number for number, key in enumerate(keys)} if goes_round else {}
         first = next((again[key] for key in [*self._ring] if key in again), 0)
@@ -410,6 +434,13 @@ class LaneClaim:
         """The keys of which no more tasks can be claimed."""
         self._full: set[Any] = set()
         """Those that had no slots."""
+        self._claims_in_order = (
+            adapter.rows.claims_in_order
+            and writes is None
+            and bool(request.assignments)
+            and not request.delete
+            and not request.pick.is_divided
+        )
         self._width = _WIDTH
         self._front: Mapping[Identity, Any] | None = None
         """The first tasks of the queue that are still to be taken, once they have been looked at."""
@@ -425,11 +456,11 @@ class LaneClaim:
         """
         pick = self._pick
         if pick.takes_over or pick.index is None:
-            self._in_order(once=False)
+            self._in_order()
             return self.tasks
         rotation, more = rotation_of(self._session, pick, own), True
         if pick.spec.fair is None and not rotation.is_clogged:
-            more = rotation.is_clogged = self._in_order(once=True)
+            more = rotation.is_clogged = self._in_order(rotation)
         if more:
             more = self._in_turns(rotation)
             self._take_front()
@@ -455,6 +486,10 @@ class LaneClaim:
             self._full.update(full)
             self._dry.update(full)
 
+    def _beside(self, width: int) -> Beside | None:
+        """Return how to read what is free of about so many keys together with the keys, before any task is claimed."""
+        return None if self._gate is None or self._number else self._gate.beside(math.ceil(self._room / width))
+
     def full_of(self, keys: Collection[Any]) -> set[Any]:
         """Return those of ``keys`` that have no slots."""
         self._look(keys)
@@ -466,15 +501,19 @@ class LaneClaim:
         named = self._gate.look_after(key, number)
         return named, self.full_of(named)
 
-    def _in_order(self, *, once: bool) -> bool:
+    def _in_order(self, rotation: Rotation | None = None) -> bool:
         """Claim the first tasks of the queue whose keys have slots; return whether there may be others.
 
-        If it may search ``once`` and finds too few, they are left for a claim together with others.
+        With a ``rotation``, search once; if that finds too few, they are left for a claim together with others.
         """
-        number = self._room + OTHERS
+        number, once = self._room + OTHERS, rotation is not None
         while self._room:
-            heads = self._adapter.rows.lane_heads(self._session, self._pick, number)
-            self._look(set(heads.values()))
+            beside = None if rotation is None else self._beside(rotation.width)
+            heads = self._adapter.rows.lane_heads(self._session, self._pick, number, beside=beside)
+            keys = set(heads.values())
+            self._look(keys)
+            if rotation is not None:
+                rotation.width = max(len(keys), 1)
             self._front = {identity: key for identity, key in heads.items() if key not in self._dry}
             is_last = len(heads) < number
             if once and not is_last and sum(map(len, self._first_of(heads).values())) < self._room:
@@ -521,8 +560,15 @@ class LaneClaim:
                 return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
                 claim = self if is_gated else None
+                beside = self._beside(max(rotation.width, len(rotation.keys_in_turn())))
                 keys, are_all = rotation.read(
-                    self._adapter, self._session, self._request.pick, self._room, reach=reach, claim=claim
+                    self._adapter,
+                    self._session,
+                    self._request.pick,
+                    self._room,
+                    reach=reach,
+                    claim=claim,
+                    beside=beside,
                 )
                 if keys <= self._dry and keys <= read:
                     return False
@@ -543,14 +589,15 @@ class LaneClaim:
         at its front first."""
         number = max(self._adapter.rows.searched, min(self._room, BRANCHES))
         if self._front is None and not rotation.has_all(number, self._dry):
-            rotation.is_clogged = self._in_order(once=True)
+            rotation.is_clogged = self._in_order(rotation)
         first = Counter((self._front or {}).values())
         turns = rotation.take_turns(number, self._dry) if self._room else []
         if not (keys := [key for key in turns if first[key] < self._most(key)]):
             self._take_front()
             return
-        if len(keys) == 1 and not first:
-            self._take({key: min(self._room, self._most(key)) for key in keys})
+        shares = {key: min(self._room, self._most(key)) for key in keys}
+        if not first and (len(keys) == 1 or (self._claims_in_order and sum(shares.values()) <= self._room)):
+            self._take(shares)
             rotation.run_out({key for key in keys if key in self._dry and self._most(key)})
             return
         most = min(self._room, self._width * math.ceil(self._room / len(keys)), max(map(self._most, keys)))

@@ -259,7 +259,7 @@ def test_workers_claim_the_tasks_of_other_keys(db: Database, model: Any) -> None
 
 
 @pytest.mark.sync_only
-@pytest.mark.parametrize("model", [Crawl, Visit])
+@pytest.mark.parametrize("model", [Crawl, Transfer, Visit])
 def test_claims_find_tasks_beyond_any_number_of_paused_keys(db: Database, model: Any) -> None:
     """With few statements, and without reading the tasks of these keys."""
     column, table, other = spec_of(model).keyed_by.key, model.__tablename__, db.read_committed
