@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -67,14 +66,14 @@ def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson 
         sqlqueue batch --url postgresql+psycopg://me@host/shop shop.models:Base 'import 7'
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Page --batch 'import 7'
 
-    More than 12 tasks that wait for the same are one line. At most 200 lines are shown, failed and running tasks first;
-    the tasks that are left out are counted.
+    More than 12 tasks that wait for the same are one line. If there would be more than 200 lines, discarded tasks and
+    the first ones have lines; the others share lines such as "7 more tasks". Of what a task waits for, three are named.
 
     With --json: an object of key, created_at, opened_at (when it had ended, else null), broken_at (when a member had
-    failed, else null), sealed (false if it takes further members), unfinished, completed, discarded, cancelled,
-    skipped (members that were not needed), total, nodes, edges and left_out (the number of tasks). A node has name,
-    label, model, id (of a single task), key (of an event, or of another batch) and states, an object of numbers; an
-    edge has source, target (names of nodes) and when. null if there is no such batch.
+    failed, else null), sealed (false if it takes further members), unfinished, completed, discarded, cancelled, skipped
+    (members that were not needed), total, nodes, edges and left_out (the number of tasks in nodes that they share for
+    want of room). A node has name, label, model, id (of a single task), key (of an event, or of another batch) and
+    states, an object of numbers; an edge has source, target (names of nodes) and when. null if there is no such batch.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
@@ -169,18 +168,6 @@ def _print(found: BatchProgress, drawn: Graph) -> None:
     print_record(shown, texts=["members"])
     if drawn.nodes:
         say("")
-        labels, before = {node.name: node.label for node in drawn.nodes}, drawn.before
-        rows = [
-            [node.label, states_text(node.states), named([labels[name] for name in before[node.name]])]
-            for layer in drawn.layers
-            for node in layer
-        ]
-        print_table(["Task", "state", "after"], rows, texts=["state", "after"])
-    if drawn.left_out:
-        say(f"\n{drawn.left_out:,} more tasks are not shown: there would be more than 200 lines.")
-
-
-def named(labels: Sequence[str], most: int = 3) -> str:
-    """Return the first labels, and how many there are besides."""
-    rest = len(labels) - most
-    return ", ".join([*labels[:most], *([f"and {rest} more"] if rest > 0 else [])])
+        waits = drawn.waits_text(most=3)
+        rows = [[node.label, states_text(node.states), waits[node.name]] for layer in drawn.layers for node in layer]
+        print_table(["Task", "state", "waits for"], rows, texts=["state", "waits for"])

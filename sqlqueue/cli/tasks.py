@@ -177,9 +177,9 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
         sqlqueue show --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 
     With --json: an object as in sqlqueue list; of a task in a batch or workflow also flow, an object of batch (its key,
-    or null), before and after (arrays of nodes as in sqlqueue batch) and left_out (how many more tasks there are); and
-    with a HistoryMixin its history, an array of objects with attempt, outcome, claimed_by, started_at, finished_at,
-    error and traceback, the latest first. null if there is no such task.
+    or null), before and after (arrays of nodes as in sqlqueue batch); and with a HistoryMixin its history, an array of
+    objects with attempt, outcome, claimed_by, started_at, finished_at, error and traceback, the latest first. null if
+    there is no such task.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
@@ -253,19 +253,20 @@ def _whole(
 
 def _flow_facts(flow: Around) -> dict[str, Any]:
     nodes = {name: [node_facts(node) for node in getattr(flow, name)] for name in ("before", "after")}
-    return {"batch": flow.batch, **nodes, "left_out": flow.left_out}
+    return {"batch": flow.batch, **nodes}
 
 
 def _print_flow(flow: Around) -> None:
     if flow.batch is not None:
         say(f"\nBatch: {flow.batch}")
-    for heading, nodes in (("Waits for, or has waited for", flow.before), ("Waits for this task", flow.after)):
+    for heading, nodes in (
+        ("Waits for, or has waited for", flow.before),
+        ("Waits for this task, or has waited", flow.after),
+    ):
         if nodes:
             say(f"\n{heading}:")
         for node in nodes:
             say(f"  {node.label}: {states_text(node.states)}")
-    if flow.left_out:
-        say(f"  {flow.left_out:,} more tasks are not shown.")
 
 
 def _print_past(past: Sequence[PastAttempt]) -> None:

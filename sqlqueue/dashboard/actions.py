@@ -157,6 +157,8 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
             return link("queue", name)
     if len(what.keys) == 1:
         return link("queue", name, "task", key=what.keys[0], change=change)
+    if what.text("back") == "batch":
+        return link("batch", key=what.filter.batch, change=change)
     return link("queue", name, **what.filter.query, change=change)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy.orm import Session
@@ -17,7 +20,8 @@ from .. import operations
 from .._support.errors import ArgumentError
 from .._support.texts import states_text
 from ..model.companions import latches_of
-from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, member_of
+from ..operations import BatchInfo, BatchProgress, FlowEdge, FlowNode, Graph, member_of
+from ..operations.graphs import WHEN
 from ..operations.paging import Page, find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
@@ -63,6 +67,8 @@ def _flow_of(site: Site) -> QueueSpec:
 
 CULPRITS = 10
 """The maximum number of dead letters that are shown of each queue."""
+NAMED = 12
+"""The maximum number of nodes that are named as those for which another one waits."""
 _ORDER = (*Status, "skipped")
 """The order of states in bars."""
 
@@ -92,7 +98,6 @@ async def show_batch(request: Request) -> Response:
     if found is None:
         raise HTTPException(404, "There is no such batch: it was forgotten some time after its end, or never existed.")
     batch, graph, culprits, now = found
-    labels = {node.name: node.label for node in graph.nodes}
     return respond(
         request,
         "batch.html",
@@ -104,7 +109,8 @@ async def show_batch(request: Request) -> Response:
         culprits=culprits,
         drawing=draw(graph),
         places=places_of(request),
-        before={name: [labels[each] for each in some] for name, some in graph.before.items()},
+        waits=graph.waits_text(NAMED),
+        named=NAMED,
     )
 
 
@@ -169,6 +175,8 @@ class Arrow(NamedTuple):
 
     path: str
     when: str
+    title: str
+    """Which node waits for what, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,41 +189,65 @@ class Drawing:
     height: int
 
 
+class _Lane(NamedTuple):
+    """A place in a layer through which arrows with one condition lead from a node to later layers, so that they do not
+    lead behind others."""
+
+    source: str
+    when: str
+    layer: int
+
+
 def draw(graph: Graph) -> Drawing:
     """Return the positions of a graph's nodes and edges: layers by the longest path, in which nodes are near to those
     for which they wait."""
-    before, layers, places = graph.before, graph.layers, dict[str, tuple[int, int]]()
-    tallest = max(map(len, layers), default=0)
-    for number, layer in enumerate(layers):
-        top = MARGIN + (tallest - len(layer)) * (HEIGHT + BETWEEN_NODES) // 2
-        for place, node in enumerate(sorted(layer, key=_height_of(places, before))):
-            places[node.name] = (MARGIN + number * (WIDTH + BETWEEN_LAYERS), top + place * (HEIGHT + BETWEEN_NODES))
-    boxes = [_box(node, *places[node.name]) for node in graph.nodes]
-    arrows = [Arrow(_path(places[edge.source], places[edge.target]), edge.when) for edge in graph.edges]
+    rows: list[list[str | _Lane]] = [[node.name for node in layer] for layer in graph.layers]
+    layer_of = {str(name): number for number, row in enumerate(rows) for name in row}
+    lanes = {edge: _lanes(edge, layer_of) for edge in graph.edges}
+    for lane in dict.fromkeys(lane for some in lanes.values() for lane in some):
+        rows[lane.layer].append(lane)
+    routes: list[list[str | _Lane]] = [[edge.source, *some, edge.target] for edge, some in lanes.items()]
+    before = defaultdict[str | _Lane, list[str | _Lane]](list)
+    for source, target in (step for route in routes for step in pairwise(route)):
+        before[target].append(source)
+    tallest, middles = max(map(_height, rows), default=0), dict[str | _Lane, int]()
+    for row in rows:
+        y = MARGIN + (tallest - _height(row)) // 2
+        for place in sorted(row, key=lambda each: fmean([middles[some] for some in before[each]] or [0])):
+            middles[place] = y + _height([place]) // 2
+            y += _height([place]) + BETWEEN_NODES
+    x = {name: MARGIN + number * (WIDTH + BETWEEN_LAYERS) for name, number in layer_of.items()}
+    labels = {node.name: node.label for node in graph.nodes}
+    arrows = [
+        Arrow(
+            _path(x[edge.source] + WIDTH, [middles[place] for place in route]),
+            edge.when,
+            f"{labels[edge.target]} waits for {WHEN[edge.when]}{labels[edge.source]}",
+        )
+        for edge, route in zip(lanes, routes, strict=True)
+    ]
     return Drawing(
-        boxes=boxes,
+        boxes=[_box(node, x[node.name], middles[node.name] - HEIGHT // 2) for node in graph.nodes],
         arrows=arrows,
-        width=2 * MARGIN + len(layers) * (WIDTH + BETWEEN_LAYERS) - BETWEEN_LAYERS,
-        height=2 * MARGIN + tallest * (HEIGHT + BETWEEN_NODES) - BETWEEN_NODES,
+        width=2 * MARGIN + len(rows) * (WIDTH + BETWEEN_LAYERS) - BETWEEN_LAYERS,
+        height=2 * MARGIN + tallest,
     )
 
 
-def _height_of(
-    places: Mapping[str, tuple[int, int]], before: Mapping[str, Sequence[str]]
-) -> Callable[[FlowNode], float]:
-    """Return a key that sorts the nodes of a layer by the mean height of those for which they wait."""
+def _lanes(edge: FlowEdge, layer_of: Mapping[str, int]) -> list[_Lane]:
+    passed = range(layer_of[edge.source] + 1, layer_of[edge.target])
+    return [_Lane(edge.source, edge.when, number) for number in passed]
 
-    def height(node: FlowNode) -> float:
-        heights = [places[name][1] for name in before[node.name]]
-        return sum(heights) / len(heights) if heights else 0
 
-    return height
+def _height(row: Sequence[str | _Lane]) -> int:
+    """Return the height of nodes and lanes, one below another."""
+    return sum(HEIGHT for place in row if isinstance(place, str)) + (len(row) - 1) * BETWEEN_NODES
 
 
 def _box(node: FlowNode, x: int, y: int) -> Box:
-    text = states_text(node.states)
-    worst = min(node.states, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST))
-    return Box(node, x, y, worst, _cut(node.label), _cut(text), f"{node.label}: {text}")
+    ordered = sorted(node.states, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST))
+    text = states_text({name: node.states[name] for name in ordered})
+    return Box(node, x, y, ordered[0], _cut(node.label), _cut(text), f"{node.label}: {text}")
 
 
 def _cut(text: str) -> str:
@@ -223,10 +255,14 @@ def _cut(text: str) -> str:
 
 
 _WORST = ("discarded", "failed", "cancelled", "running", "retryable", "available", "scheduled", "waiting", "closed")
-"""The states of which the first decides the colour of several tasks."""
+"""The states of which the first decides the colour of several tasks, and stands first: what follows may be cut."""
 
 
-def _path(source: tuple[int, int], target: tuple[int, int]) -> str:
-    (x, y), (to_x, to_y) = (source[0] + WIDTH, source[1] + HEIGHT // 2), (target[0], target[1] + HEIGHT // 2)
-    bend = BETWEEN_LAYERS // 2
-    return f"M{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x - 2} {to_y}"
+def _path(x: int, heights: Sequence[int]) -> str:
+    """Return the path from the right side of a node, through the lanes of the next layers, to another node."""
+    parts, bend = list[str](), BETWEEN_LAYERS // 2
+    for y, to_y in pairwise(heights):
+        to_x = x + BETWEEN_LAYERS
+        parts.append(f"{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x - 2} {to_y}")
+        x = to_x + WIDTH
+    return f"M{'L'.join(parts)}"

@@ -253,8 +253,8 @@ def places_of(request: Request) -> Callable[[FlowNode, str | None], str | None]:
 
     def place(node: FlowNode, batch: str | None) -> str | None:
         if node.entity is None:
-            is_event = {"open", "closed"} & node.states.keys()
-            return None if is_event else link("batch", key=node.key)
+            is_batch = node.key is not None and not {"open", "closed"} & node.states.keys()
+            return link("batch", key=node.key) if is_batch else None
         spec = spec_of(node.entity)
         if spec.name not in site.queues:
             return None

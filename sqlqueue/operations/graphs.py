@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from .._support.errors import Claim
 from .._support.texts import key_text, states_text
 from ..model.declaration import QueueMixin
 from ..queue.spec import Identity
-from ..sql import is_waiting, only
+from ..sql import only
 from ..transaction import AnySession, is_restricted, row_of, session_of, within
 from .flows import Children, TaskKin, batch_row, below, condition, groups_of, sources
-from .latches import COMPLETED, EVENT, Latches, shown_state
+from .latches import COMPLETED, EVENT, FAILED, WHENEVER, Latches, shown_state
 from .placing import PART, THEN, flow_spec
 
 LARGEST_GROUP, MOST_NODES, MOST_AROUND = 12, 200, 24
@@ -27,14 +28,14 @@ before or after one task."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowNode:
-    """A node of a graph: a task; several tasks with the same predecessors and successors; or an event or another batch
-    that is in the batch, or that a task waits for."""
+    """A node of a graph: a task; several tasks with the same predecessors and successors; an event or another batch
+    that is in the batch, or that a task waits for; or the tasks for which there was no room."""
 
     name: str
     """A short name within the graph."""
     label: str
     entity: type[QueueMixin] | None
-    """The model of the tasks; ``None`` for an event or a batch."""
+    """The model of the tasks; ``None`` for an event, a batch, or tasks for which there was no room."""
     identity: Identity | None
     """The primary key of a single task."""
     key: str | None
@@ -61,48 +62,74 @@ class Graph:
     nodes: Sequence[FlowNode]
     edges: Sequence[FlowEdge]
     left_out: int
-    """The number of tasks that are not shown, because there would be more than 200 nodes.  Failed and running ones are
-    shown first."""
+    """The number of tasks that have no nodes of their own, because there would be more than 200 nodes.  Discarded ones
+    have, then those of the first layers; each of the others is in a node for several layers."""
     members: Mapping[type[QueueMixin], Mapping[str, int]]
     """The number of all members in each state, by model; without callbacks, and members of batches in this one."""
 
     @property
-    def before(self) -> Mapping[str, Sequence[str]]:
-        """The names of the nodes for which each node waits, by its name."""
-        found: dict[str, list[str]] = {node.name: [] for node in self.nodes}
+    def before(self) -> Mapping[str, Sequence[FlowEdge]]:
+        """The edges that lead to each node, by its name."""
+        found: dict[str, list[FlowEdge]] = {node.name: [] for node in self.nodes}
         for edge in self.edges:
-            found[edge.target].append(edge.source)
+            found[edge.target].append(edge)
         return found
 
     @property
     def layers(self) -> list[list[FlowNode]]:
         """The nodes by the length of the longest path to them."""
-        before, depths = self.before, dict[str, int]()
-        todo = [node.name for node in reversed(self.nodes)]
-        while todo:
-            missing = [each for each in before[todo[-1]] if each not in depths]
-            if missing:
-                todo += missing
-            else:
-                name = todo.pop()
-                depths[name] = max((depths[each] + 1 for each in before[name]), default=0)
+        depths = _depths({name: [edge.source for edge in edges] for name, edges in self.before.items()})
         found: list[list[FlowNode]] = [[] for _ in {*depths.values()}]
         for node in self.nodes:
             found[depths[node.name]].append(node)
+        return found
+
+    def waits_text(self, most: int) -> Mapping[str, str]:
+        """Return in words what each node waits for, by its name: ``a, b``, ``failure of a, b and 2 more``.
+
+        ``most``: how many nodes are named.
+        """
+        labels = {node.name: node.label for node in self.nodes}
+        found = dict[str, str]()
+        for name, edges in self.before.items():
+            sources = defaultdict[str, list[str]](list)
+            for edge in edges:
+                sources[edge.when].append(labels[edge.source])
+            found[name] = "; ".join(f"{WHEN[when]}{_named(some, most)}" for when, some in sources.items())
         return found
 
     def mermaid(self) -> str:
         """Return the graph as a flowchart in the language of Mermaid."""
         lines = ["flowchart LR"]
         for node in self.nodes:
-            left, right = ("([", "])") if node.entity is None else ("[", "]")
+            left, right = ("[", "]") if node.key is None else ("([", "])")
             lines.append(f'    {node.name}{left}"{_quoted(node.label)}<br/>{states_text(node.states)}"{right}')
         for edge in self.edges:
             condition = "" if edge.when == COMPLETED else f"|{edge.when}|"
             lines.append(f"    {edge.source} -->{condition} {edge.target}")
-        if self.left_out:
-            lines.append(f'    more["{self.left_out:,} more tasks are not shown"]')
         return "\n".join(lines)
+
+
+WHEN = {COMPLETED: "", FAILED: "failure of ", WHENEVER: "end of "}
+"""What tasks wait for, in words that precede names of nodes."""
+
+
+def _named(labels: Sequence[str], most: int) -> str:
+    rest = len(labels) - most
+    return ", ".join(labels[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _depths(before: Mapping[str, Collection[str]]) -> dict[str, int]:
+    """Return the length of the longest path to each node."""
+    depths, todo = dict[str, int](), [*before][::-1]
+    while todo:
+        missing = [each for each in before[todo[-1]] if each not in depths]
+        if missing:
+            todo += missing
+        else:
+            name = todo.pop()
+            depths[name] = max((depths[each] + 1 for each in before[name]), default=0)
+    return depths
 
 
 def _quoted(text: str) -> str:
@@ -115,9 +142,10 @@ def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | No
     batch.
 
     ``entity``: a model of the queues with which it shares the table of latches.  More than 12 tasks that wait for the
-    same and for which the same waits are one node, with the number of tasks in each state; at most 200 nodes are
-    returned, and the tasks of others are counted.  Indexes find the tasks, all of which are counted.  A session with
-    criteria or row-level security shows the tasks that it sees, and no batch without one.
+    same and for which the same waits are one node, with the number of tasks in each state.  If there would be more than
+    200 nodes, discarded tasks and those of the first layers have nodes; the others are in nodes for several layers, so
+    that what is connected stays so.  Indexes find the tasks, all of which are counted.  A session with criteria or
+    row-level security shows the tasks that it sees, and no batch without one.
     """
     session, spec = session_of(session), flow_spec(entity)
     latches = Latches.of(session, spec)
@@ -134,7 +162,7 @@ def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | No
     parts = {**members, **others}
     nodes = _Nodes(latches, groups, MOST_NODES)
     nodes.add_keys({*awaited, *(each for some in parts.values() for each in some)} - {key})
-    nodes.add_tasks()
+    nodes.add_tasks(_layers_of(groups, parts))
     inner = {*members, *(each for some in members.values() for each in some)}
     edges = nodes.edges(parts, inner, key)
     counts = defaultdict[type[QueueMixin], Counter[str]](Counter)
@@ -145,14 +173,12 @@ def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | No
 
 
 class Around(NamedTuple):
-    """What a task waits for, or has waited for, and what still waits for it."""
+    """What a task waits for and what waits for it, or has waited."""
 
     batch: str | None
     """The key of the batch to which it belongs."""
     before: Sequence[FlowNode]
     after: Sequence[FlowNode]
-    left_out: int
-    """The number of tasks that are not shown."""
 
 
 def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
@@ -169,21 +195,21 @@ def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
     parts = {} if awaited is None else below(latches, [awaited], through=False)
     before = _Nodes(latches, dict(groups_of(latches, parts)), MOST_AROUND)
     before.add_keys({each for each in (awaited, *(each for some in parts.values() for each in some)) if each})
-    before.add_tasks()
+    before.add_tasks({})
     after = _Nodes(latches, {} if latch is None else _waiters(latches, latch), MOST_AROUND)
-    after.add_tasks()
-    return Around(_batch_of(latches, latch), before.all, after.all, before.left_out + after.left_out)
+    after.add_tasks({})
+    return Around(_batch_of(latches, latch), before.all, after.all)
 
 
 def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
-    """Return the tasks that wait for the tasks of a latch alone, or for these and others."""
+    """Return the tasks that wait, or have waited, for the tasks of a latch alone, or for these and others."""
     c, rows = latches.c, latches.adapter.rows
     linked = latches.read(latches.spec, select(c.reports_to).where(c.waits_for == latch, c.reports_to.is_not(None)))
     ids = [latch, *(key for (key,) in linked)]
     return dict(
         each
         for spec in latches.flows.values()
-        for each in groups_of(latches, ids, spec, and_(is_waiting(spec), rows.one_of(spec, spec["waits_for"], ids)))
+        for each in groups_of(latches, ids, spec, rows.one_of(spec, spec["waits_for"], ids))
     )
 
 
@@ -195,8 +221,19 @@ def _batch_of(latches: Latches, latch: str | None) -> str | None:
     return key if key and batch_row(latches, key) is not None else None  # it may be an event
 
 
+def _layers_of(groups: Collection[TaskKin], parts: Children) -> dict[str | None, int]:
+    """Return the layer of the tasks that wait for each latch, before groups are left out."""
+    waits = defaultdict[str | None, set[str]](set)
+    for group in groups:
+        if group.waits_for is not None:
+            waits[group.reports_to].add(group.waits_for)
+    awaited = {latch for some in waits.values() for latch in some}
+    before = {latch: {each for part in sources(parts, latch) for each in waits[part]} for latch in awaited}
+    return {latch: depth + 1 for latch, depth in _depths(before).items()}
+
+
 class _Nodes:
-    """The nodes of groups of tasks, the most urgent ones if there are too many."""
+    """The nodes of groups of tasks; if there are too many, those of several layers are one."""
 
     def __init__(self, latches: Latches, groups: Mapping[TaskKin, Counter[str]], most: int) -> None:
         self.all: list[FlowNode] = []
@@ -217,45 +254,76 @@ class _Nodes:
             state = "failed" if broken is not None else before if opened is None else after
             self._add(key, label=key, entity=None, identity=None, key=key, states={state: 1})
 
-    def add_tasks(self) -> None:
-        """Add the tasks, as far as there is room."""
-        number, shown = len(self.all), list[TaskKin]()
-        for group in sorted(self._groups, key=lambda each: (_urgency(self._groups[each]), _place(each))):
+    def add_tasks(self, layers: Mapping[str | None, int]) -> None:
+        """Add the tasks, as far as there is room: discarded ones, then those of the first layers, whatever else their
+        states are, so that it is always the same ones.  ``layers``: those of tasks that wait for each latch."""
+
+        def order(group: TaskKin) -> tuple[Any, ...]:
+            return not self._groups[group]["discarded"], layers.get(group.waits_for, 0), _place(group)
+
+        number, shown, hidden = len(self.all), list[TaskKin](), list[TaskKin]()
+        for group in sorted(self._groups, key=order):
             size = self._groups[group].total()
-            size = size if size <= LARGEST_GROUP else 1
-            if number + size <= self._most:
-                number += size
-                shown.append(group)
+            number += size if size <= LARGEST_GROUP else 1
+            (shown if number <= self._most else hidden).append(group)
         tasks = self._tasks([each for each in shown if self._groups[each].total() <= LARGEST_GROUP])
         for group in sorted(shown, key=_place):
             self._by_group[group] = list(self._draw(group, tasks[group]))
-        self.left_out = sum(states.total() for group, states in self._groups.items() if group not in self._by_group)
+        # a node of layers between which nothing is shown: a path that leaves it does not lead back to it
+        levels, spans = (
+            sorted({layers.get(group.waits_for, 0) for group in shown}),
+            defaultdict[int, list[TaskKin]](list),
+        )
+        for group in hidden:
+            spans[bisect_left(levels, layers.get(group.waits_for, 0))].append(group)
+        for span in spans.values():
+            self._add_more(span)
+
+    def _add_more(self, groups: Sequence[TaskKin]) -> None:
+        """Add the node of groups for which there is no room."""
+        states = Counter[str]()
+        for group in groups:
+            states.update(self._groups[group])
+        number = states.total()
+        label = "1 more task" if number == 1 else f"{number:,} more tasks"
+        latches = {group.reports_to or "" for group in groups}
+        node = self._add(*latches, label=label, entity=None, identity=None, key=None, states=dict(states))
+        self._by_group.update((group, [node]) for group in groups)
+        self.left_out += number
 
     def edges(self, parts: Children, inner: Collection[str], key: str) -> list[FlowEdge]:
         """Return the edges.  ``parts``: the latches on which each latch depends; ``inner``: those of members of the
         batch with this ``key``, for all of which its callbacks wait."""
-        found = [
-            FlowEdge(source.name, target.name, group.when or COMPLETED)
+        targets = dict.fromkeys(
+            (str(group.waits_for), group.when or COMPLETED, node.name)
             for group, nodes in self._by_group.items()
-            if group.waits_for not in (None, key)
-            for latch in sources(parts, str(group.waits_for))
-            for source in self._by_latch[latch]
-            for target in nodes
-        ]
+            if group.waits_for is not None
+            for node in nodes
+        )
+        found = dict.fromkeys(
+            FlowEdge(source.name, target, when)
+            for latch, when, target in targets
+            if latch != key
+            for part in sources(parts, latch)
+            for source in self._by_latch[part]
+            if source.name != target
+        )
         with_others = {edge.source for edge in found}
-        ends = [node for latch in inner for node in self._by_latch[latch] if node.name not in with_others]
-        return found + [
-            FlowEdge(source.name, target.name, group.when or COMPLETED)
-            for group, nodes in self._by_group.items()
-            if group.waits_for == key
-            for target in nodes
+        ends = [node.name for latch in inner for node in self._by_latch[latch] if node.name not in with_others]
+        last = dict.fromkeys(
+            FlowEdge(source, target, when)
+            for latch, when, target in targets
+            if latch == key
             for source in ends
-        ]
+            if source != target
+        )
+        return [*found, *last]
 
-    def _add(self, latch: str, **values: Any) -> FlowNode:
+    def _add(self, *latches: str, **values: Any) -> FlowNode:
         node = FlowNode(name=f"n{len(self.all) + 1}", **values)
         self.all.append(node)
-        self._by_latch[latch].append(node)
+        for latch in latches:
+            self._by_latch[latch].append(node)
         return node
 
     def _tasks(self, groups: Sequence[TaskKin]) -> Mapping[TaskKin, Sequence[tuple[Identity, str]]]:
@@ -282,12 +350,6 @@ class _Nodes:
         else:
             for key, state in tasks:
                 yield self._add(latch, label=f"{name} {key_text(key)}", identity=key, states={state: 1}, **values)
-
-
-def _urgency(states: Counter[str]) -> int:
-    """Return the order in which groups are shown: failures first, then what runs or could, what waits, and the rest."""
-    failed, ended = states["discarded"] + states["cancelled"], states["completed"] + states["skipped"]
-    return 0 if failed else 1 if states.total() > ended + states["waiting"] else 2 if states["waiting"] else 3
 
 
 def _place(group: TaskKin) -> tuple[Any, ...]:

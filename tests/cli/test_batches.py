@@ -23,6 +23,7 @@ def filled(sync_flow: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
             first = batch.add(Page(name="first"))
             batch.add(Page, [{} for _ in range(13)], after=first)
             batch.then(Note(name="end"))
+            batch.then(Note(name="failed"), when="failed")
     with sync_flow.begin() as session:
         session.discard(session.claim(Page), "boom")
     sync_flow.committed.advance(Page)
@@ -47,11 +48,12 @@ def test_batches(filled: Database) -> None:
 
 def test_a_batch(filled: Database) -> None:
     lines = tell(filled, "batch", "import 7").splitlines()
-    assert [" ".join(line.split()) for line in lines[-4:]] == [
-        "Task state after",
+    assert [" ".join(line.split()) for line in lines[-5:]] == [
+        "Task state waits for",
         "Page 14 discarded",  # rows in bulk are inserted first
         "13 tasks of Page 13 cancelled Page 14",
         "Note 1 cancelled 13 tasks of Page",
+        "Note 2 available failure of 13 tasks of Page",
     ]
     assert "members  1 discarded, 13 cancelled" in lines
     found = tell(filled, "batch", "import 8", "--json")
@@ -86,11 +88,11 @@ def test_tasks_of_a_batch(filled: Database) -> None:
 def test_a_task_shows_what_it_waits_for_and_what_waits_for_it(filled: Database) -> None:
     page = next(each for each in tell(filled, "batch", "import 8", "--json")["nodes"] if each["id"])["id"]
     shown = tell(filled, "show", page, "--json", model="Page")["flow"]
-    assert (shown["batch"], shown["before"], shown["left_out"]) == ("import 8", [], 0)
+    assert (shown["batch"], shown["before"]) == ("import 8", [])
     assert [(each["label"], each["states"]) for each in shown["after"]] == [("13 tasks of Page", {"waiting": 13})]
     text = tell(filled, "show", page, model="Page")
-    assert "\nBatch: import 8\n\nWaits for this task:\n  13 tasks of Page: 13 waiting\n" in text
-    (note,) = tell(filled, "list", "--status", "waiting", "--json", model="Note")
+    assert "\nBatch: import 8\n\nWaits for this task, or has waited:\n  13 tasks of Page: 13 waiting\n" in text
+    note = next(each for each in tell(filled, "list", "--json", model="Note") if each["columns"]["name"] == "end")
     text = tell(filled, "show", note["key"], model="Note")
     assert "Waits for, or has waited for:\n  import 8: unfinished\n  Page 28: available\n" in text
     refusal = " ".join(tell(filled, "run-now", "--id", note["key"], model="Note").split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from sqlalchemy.orm import with_loader_criteria
 from starlette.testclient import TestClient
 
 from sqlqueue import Graph
-from sqlqueue.dashboard.flows import draw
+from sqlqueue.dashboard.flows import BETWEEN_LAYERS, HEIGHT, WIDTH, draw
+from sqlqueue.operations import FlowEdge, FlowNode
 from tests.dashboard.models import Step
 from tests.dashboard.serving import dashboard, fill_batch
 
@@ -49,11 +52,15 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
     assert '<a href="/queue/step?batch=import+7" aria-label="40 tasks of Step: 40 waiting">' in svg
     for action in ("retry", "cancel"):
         (path,) = re.findall(rf'href="(/queue/step/confirm/{action}\?[^"]*)"', html)
-        assert path == f"/queue/step/confirm/{action}?scope=filter&amp;batch=import+7"
-    told = text_of(app.get("/queue/step/confirm/retry?scope=filter&batch=import+7").text)
-    assert "1 task" in told
-    done = app.post("/queue/step/retry", data={"scope": "filter", "batch": "import 7"}, follow_redirects=True)
-    assert "Only members of the batch" in done.text
+        assert path == f"/queue/step/confirm/{action}?scope=filter&amp;batch=import+7&amp;back=batch"
+    form = app.get("/queue/step/confirm/retry?scope=filter&batch=import+7&back=batch").text
+    assert "1 task" in text_of(form)
+    assert '<a class="button" data-close href="/batch?key=import+7">Back</a>' in form
+    fields = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]+)"', form))
+    done = app.post("/queue/step/retry", data=fields, follow_redirects=True)
+    assert done.url.path == "/batch"
+    assert "1 of 1 tasks changed" in text_of(done.text)
+    assert "Only members of the batch" in app.get("/queue/step?batch=import+7").text
     assert "✕ discarded" not in text_of(app.get("/batch?key=import+7").text).partition("Members")[2]
     assert "No matching tasks." in app.get("/queue/step?batch=nothing").text
     assert app.get("/batch?key=nothing").status_code == app.get("/batch?key=a/b").status_code == 404
@@ -62,10 +69,13 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
 def test_a_task_links_to_what_is_around_it(app: TestClient) -> None:
     html = app.get("/queue/step/task?key=43").text
     place = html.partition('id="around"')[2].partition("</section>")[0]
-    assert re.findall(r'href="([^"]+)"', place) == ["/batch?key=import+7"]
+    assert re.findall(r'href="([^"]+)"', place) == ["/batch?key=import+7", "/queue/step/task?key=44"]
+    assert text_of(place).endswith("waits for this task, or has waited Step 44 ⊘ cancelled"), (
+        "when one decides on a retry"
+    )
     html = app.get("/queue/step/task?key=44").text
     place = html.partition('id="around"')[2].partition("</section>")[0]
-    links = ["/batch?key=import+7", "/queue/step/task?key=43", "/queue/step?batch=import+7"]
+    links = ["/batch?key=import+7", "/queue/step/task?key=43", "/queue/step?batch=import+7", "/queue/step/task?key=45"]
     assert re.findall(r'href="([^"]+)"', place) == links
     assert "step" not in app.get("/queue/email/task?key=62").text.partition("<main")[2]
 
@@ -92,3 +102,50 @@ def test_layers_lie_from_left_to_right(sessions: Any) -> None:
     places = {(box.x, box.y) for box in drawing.boxes}
     assert len(places) == len(drawing.boxes)
     assert all(0 <= x < drawing.width and 0 <= y < drawing.height for x, y in places)
+
+
+def drawn(*edges: tuple[str, str], states: Any = None) -> Graph:
+    """Return a graph of tasks with these labels."""
+    names = dict.fromkeys(name for edge in edges for name in edge)
+    nodes = [
+        FlowNode(name=name, label=name, entity=Step, identity=(name,), key=None, states=states or {"waiting": 1})
+        for name in names
+    ]
+    found = [FlowEdge(source, target, "completed") for source, target in edges]
+    return Graph(key="x", nodes=nodes, edges=found, left_out=0, members={})
+
+
+def test_no_arrow_leads_behind_a_node() -> None:
+    """Also if it passes layers on its way: it leads through a place of its own in each."""
+    drawing = draw(drawn(("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"), ("a", "e"), ("e", "d"), ("b", "d")))
+    assert len(drawing.arrows) == 7
+    for arrow in drawing.arrows:
+        numbers = [int(each) for each in re.findall(r"\d+", arrow.path)]
+        points = list(zip(numbers[::2], numbers[1::2], strict=True))
+        straight = [pair for pair in pairwise(points) if pair[0][1] == pair[1][1] and pair[1][0] - pair[0][0] > 100]
+        assert len(points) == 4 + 4 * len(straight)
+        for (x, y), (to_x, _) in straight:
+            assert not any(box.x < to_x and x < box.x + WIDTH and box.y <= y <= box.y + HEIGHT for box in drawing.boxes)
+        assert all(abs(x - to_x) <= BETWEEN_LAYERS for (x, y), (to_x, to_y) in pairwise(points) if y != to_y)
+    assert {arrow.path.count("C") for arrow in drawing.arrows} == {1, 2, 3}
+
+
+def test_arrows_name_their_ends_and_nodes_their_worst_state_first() -> None:
+    graph = drawn(("a", "b"), states={"completed": 19, "discarded": 1})
+    drawing = draw(replace(graph, edges=[FlowEdge("a", "b", "failed")]))
+    assert [arrow.title for arrow in drawing.arrows] == ["b waits for failure of a"]
+    assert drawing.boxes[0].text.startswith("1 discarded, 19")
+
+
+def test_a_page_says_what_tasks_wait_for_and_what_is_not_shown(
+    app: TestClient, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = text_of(app.get("/batch?key=import+7").text)
+    assert "Step 45 ○ available failure of Step 44" in text
+    assert "Step 46 ◌ waiting end of Step 47, Step 45" in text
+    assert "9 nodes and 8 arrows from left to right." in text
+    assert "not shown singly" not in text
+    monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", 8)
+    html = text_of(TestClient(dashboard(sessions), headers=app.headers).get("/batch?key=import+7").text)
+    assert "1 task is not shown singly" in html
+    assert html.index("not shown singly") < html.index("nodes and")

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy.orm import sessionmaker
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from sqlqueue import Worker
 from tests.dashboard.browsing import tab
 from tests.dashboard.models import Email
-from tests.dashboard.serving import dashboard, served
+from tests.dashboard.serving import ada, dashboard, served
 
 TURN = "(hidden) => { document.isHidden = hidden; document.dispatchEvent(new Event('visibilitychange')); }"
 HIDDEN = "Object.defineProperty(document, 'hidden', { get: () => document.isHidden === true })"
@@ -120,6 +122,29 @@ def test_a_page_says_that_it_is_out_of_date_and_asks_less_often(browser: Any, se
     assert requests == []  # after each failure it waits longer: by now, more than ten seconds
     with page.expect_event("requestfailed", is_refresh):
         page.clock.run_for(60_000)
+    context.close()
+
+
+def test_a_page_says_that_its_viewer_must_log_in_again(browser: Any, sessions: sessionmaker[Any]) -> None:
+    """Whether the application refuses the request or redirects it to a form; with a link that asks for the page."""
+    answers: list[Response | None] = [None]
+
+    def permit(request: Request) -> Any:
+        if request.headers.get("accept") == "*/*" and answers[0] is not None:
+            return answers[0]
+        return ada(request)
+
+    context = browser.new_context()  # its console has the failures
+    page = context.new_page()
+    page.clock.install()
+    with served(dashboard(sessions, authorize=permit)) as url:
+        page.goto(f"{url}/queue/email?status=discarded")
+        for answer in (Response(status_code=401), RedirectResponse("/login", 303)):
+            answers[0] = answer
+            page.clock.run_for(60_000)
+            page.get_by_role("link", name="Out of date: log in again.").click()
+            page.wait_for_url(f"{url}/queue/email?status=discarded")
+            page.get_by_text("Refreshes automatically.").wait_for()
     context.close()
 
 

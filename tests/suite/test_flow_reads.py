@@ -146,6 +146,13 @@ def test_what_waits_for_a_task_alone_and_with_others_is_around_it(flow: Database
     assert found.batch == "import"
     assert (waiting.batch, [node.key for node in waiting.before]) == (None, ["label:7"]), "an event is no batch"
     assert {node.identity for node in found.after} == {(alone.id,), (both.id,)}
+    work(flow, "a", models=[Page])
+    with flow.begin() as session:
+        found = session.run(around, first)
+    assert {node.identity: dict(node.states) for node in found.after} == {
+        (alone.id,): {"cancelled": 1},
+        (both.id,): {"cancelled": 1},
+    }, "also after they were cancelled"
 
 
 @pytest.mark.one_engine
@@ -243,33 +250,71 @@ def test_a_graph_shows_tasks_of_no_batch_for_which_members_wait(flow: Database) 
 
 
 @pytest.mark.one_engine
-def test_graphs_have_a_limited_size_and_count_what_is_left_out(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_for_which_a_graph_has_no_room_stay_connected(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", 5)
     with flow.begin() as session, session.batch("chain") as batch:
         last = batch.add(Page(name="0"))
         for number in range(1, 10):
             last = batch.add(Page(name=str(number)), after=last)
+        batch.then(Note(name="end"), when="final")
+
+    def drawn() -> tuple[list[str], dict[str, str]]:
+        found = flow.committed.graph(Page, "chain")
+        (note,) = flow.committed.find(Note)
+        labels = {f"Page {page.id}": page.name for page in flow.committed.find(Page)} | {f"Note {note.id}": "end"}
+        labels = {node.name: labels.get(node.label, node.label) for node in found.nodes}
+        assert found.left_out == 6
+        assert all(len(layer) == 1 for layer in found.layers), "nothing but the first task is a root"
+        assert {edge.when for edge in found.edges if labels[edge.target] == "end"} <= {"final"}
+        assert len({edge[:2] for edge in found.edges}) == len(found.nodes) - 1
+        texts = {labels[name]: text for name, text in found.waits_text(3).items()}
+        return [labels[layer[0].name] for layer in found.layers], texts
+
+    order, _ = drawn()
+    assert order == ["0", "1", "2", "3", "4", "6 more tasks"]
+    flow.committed.complete(flow.committed.claim(Page))
+    assert drawn()[0] == order, "the choice does not depend on what runs"
     work(flow, "8", models=[Page])
+    order, _ = drawn()
+    assert order == ["0", "1", "2", "3", "4 more tasks", "8", "2 more tasks"]
     found = flow.committed.graph(Page, "chain")
-    assert (len(found.nodes), found.left_out) == (5, 5)
-    assert {"discarded", "cancelled"} < {state for node in found.nodes for state in node.states}
-    assert "5 more tasks are not shown" in found.mermaid()
-    assert all({edge.source, edge.target} <= {node.name for node in found.nodes} for edge in found.edges)
+    assert [dict(node.states) for node in found.nodes if node.label == "2 more tasks"] == [
+        {"cancelled": 1, "available": 1}
+    ]
+    assert '["4 more tasks<br/>4 completed"]' in found.mermaid()
 
 
 @pytest.mark.one_engine
-def test_a_graph_without_room_shows_what_could_run_before_what_waits(
-    flow: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_callback_waits_for_the_ends_of_what_is_not_shown(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with flow.begin() as session, session.batch("two") as batch:
         for name in "ab":
             batch.add(Page(name=f"after {name}"), after=batch.add(Page(name=name)))
-    flow.committed.complete(flow.committed.claim(Page, Page.name == "b"))
-    flow.committed.advance(Page)
-    for most, shown in ((2, ["available"] * 2), (3, [*["available"] * 2, "waiting"])):
+        batch.then(Note(name="end"))
+    assert flow.committed.discard(Note, error="boom") == 1
+    for most, expected in (
+        (1, [["4 more tasks"], ["Note"]]),
+        (2, [["Page", "1 more task"], ["2 more tasks"], ["Note"]]),
+    ):
         monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", most)
-        nodes = flow.committed.graph(Page, "two").nodes
-        assert sorted(state for node in nodes for state in node.states) == shown
+        found = flow.committed.graph(Page, "two")
+        layers = [[node.label for node in layer] for layer in found.layers]
+        assert [[label.split()[0] if label[-1].isdigit() else label for label in layer] for layer in layers] == expected
+
+
+@pytest.mark.one_engine
+def test_words_say_until_when_tasks_wait(flow: Database) -> None:
+    with flow.begin() as session, session.batch("order") as batch:
+        pages = [batch.add(Page(name=name)) for name in "abcd"]
+        for when in ("completed", "failed", "final"):
+            batch.add(Note(name=when), after=pages, when=when)
+    found = flow.committed.graph(Page, "order")
+    with flow.begin() as session:
+        labels = {f"Note {each.id}": each.name for each in session.find(Note)}
+        first, second = (f"Page {each.id}" for each in sorted(session.find(Page), key=lambda each: each.id)[:2])
+    texts = found.waits_text(2)
+    told = {labels.get(node.label): texts[node.name] for node in found.nodes}
+    some = f"{first}, {second} and 2 more"
+    assert told == {None: "", "completed": some, "failed": f"failure of {some}", "final": f"end of {some}"}
 
 
 @pytest.mark.one_engine

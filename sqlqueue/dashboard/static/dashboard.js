@@ -6,6 +6,7 @@ const SOON = 700;
 let etag = null;
 let timer = null;
 let failures = 0;
+let isLoggedOut = false;
 
 function part(id, page) {
   return page.getElementById(id);
@@ -58,7 +59,7 @@ function tellLocalTimes(root) {
 async function refresh() {
   try {
     const headers = etag ? { "If-None-Match": etag } : {};
-    const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "error" });
+    const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "manual" });
     if (answer.status === 200) {
       etag = answer.headers.get("ETag");
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -69,8 +70,10 @@ async function refresh() {
       }
     }
     failures = answer.status === 200 || answer.status === 304 ? 0 : failures + 1;
+    isLoggedOut = answer.status === 401 || answer.type === "opaqueredirect"; // to the form, in most applications
   } catch {
     failures += 1;
+    isLoggedOut = false;
   }
   tell();
   plan();
@@ -78,9 +81,16 @@ async function refresh() {
 
 function tell() {
   if (!isLive()) return;
-  const text = failures ? "Out of date: the dashboard is not responding." : "Refreshes automatically.";
+  const problem = isLoggedOut ? "Out of date: log in again." : "Out of date: the dashboard is not responding.";
+  const text = failures ? problem : "Refreshes automatically.";
   const place = document.getElementById("updated");
-  if (place && place.textContent !== text) place.textContent = text;
+  if (!place || place.textContent === text) return;
+  place.textContent = text;
+  if (!isLoggedOut) return;
+  const link = document.createElement("a");
+  link.href = location.search || "?";
+  link.textContent = text;
+  place.replaceChildren(link);
 }
 
 function plan(wait = pause()) {
