@@ -210,24 +210,24 @@ def draw(graph: Graph) -> Drawing:
     before = defaultdict[str | _Lane, list[str | _Lane]](list)
     for source, target in (step for route in routes for step in pairwise(route)):
         before[target].append(source)
-    tallest, middles = max(map(_height, rows), default=0), dict[str | _Lane, int]()
-    for row in rows:
-        y = MARGIN + (tallest - _height(row)) // 2
-        for place in sorted(row, key=lambda each: fmean([middles[some] for some in before[each]] or [0])):
-            middles[place] = y + _height([place]) // 2
+    tallest, places = max(map(_height, rows), default=0), dict[str | _Lane, tuple[int, int]]()
+    for number, row in enumerate(rows):
+        x, y = MARGIN + number * (WIDTH + BETWEEN_LAYERS), MARGIN + (tallest - _height(row)) // 2
+        heights = {each: [places[some][1] for some in before[each] if some in places] for each in row}
+        for place in sorted(row, key=lambda each: fmean(heights[each] or [0])):
+            places[place] = (x, y + _height([place]) // 2)
             y += _height([place]) + BETWEEN_NODES
-    x = {name: MARGIN + number * (WIDTH + BETWEEN_LAYERS) for name, number in layer_of.items()}
     labels = {node.name: node.label for node in graph.nodes}
     arrows = [
         Arrow(
-            _path(x[edge.source] + WIDTH, [middles[place] for place in route]),
+            _path([places[place] for place in route]),
             edge.when,
             f"{labels[edge.target]} waits for {WHEN[edge.when]}{labels[edge.source]}",
         )
         for edge, route in zip(lanes, routes, strict=True)
     ]
     return Drawing(
-        boxes=[_box(node, x[node.name], middles[node.name] - HEIGHT // 2) for node in graph.nodes],
+        boxes=[_box(node, *places[node.name]) for node in graph.nodes],
         arrows=arrows,
         width=2 * MARGIN + len(rows) * (WIDTH + BETWEEN_LAYERS) - BETWEEN_LAYERS,
         height=2 * MARGIN + tallest,
@@ -244,10 +244,10 @@ def _height(row: Sequence[str | _Lane]) -> int:
     return sum(HEIGHT for place in row if isinstance(place, str)) + (len(row) - 1) * BETWEEN_NODES
 
 
-def _box(node: FlowNode, x: int, y: int) -> Box:
+def _box(node: FlowNode, x: int, middle: int) -> Box:
     ordered = sorted(node.states, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST))
     text = states_text({name: node.states[name] for name in ordered})
-    return Box(node, x, y, ordered[0], _cut(node.label), _cut(text), f"{node.label}: {text}")
+    return Box(node, x, middle - HEIGHT // 2, ordered[0], _cut(node.label), _cut(text), f"{node.label}: {text}")
 
 
 def _cut(text: str) -> str:
@@ -258,11 +258,10 @@ _WORST = ("discarded", "failed", "cancelled", "running", "retryable", "available
 """The states of which the first decides the colour of several tasks, and stands first: what follows may be cut."""
 
 
-def _path(x: int, heights: Sequence[int]) -> str:
-    """Return the path from the right side of a node, through the lanes of the next layers, to another node."""
+def _path(places: Sequence[tuple[int, int]]) -> str:
+    """Return the path from a node, through lanes, to another node."""
     parts, bend = list[str](), BETWEEN_LAYERS // 2
-    for y, to_y in pairwise(heights):
-        to_x = x + BETWEEN_LAYERS
+    for (left, y), (to_x, to_y) in pairwise(places):
+        x = left + WIDTH
         parts.append(f"{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x - 2} {to_y}")
-        x = to_x + WIDTH
     return f"M{'L'.join(parts)}"

@@ -120,15 +120,18 @@ def _named(labels: Sequence[str], most: int) -> str:
 
 
 def _depths(before: Mapping[str, Collection[str]]) -> dict[str, int]:
-    """Return the length of the longest path to each node."""
-    depths, todo = dict[str, int](), [*before][::-1]
+    """Return the length of the longest path to each node, without edges that close a circle: tasks can be made to wait
+    for each other."""
+    depths, seen, todo = dict[str, int](), set[str](), [*before][::-1]
     while todo:
-        missing = [each for each in before[todo[-1]] if each not in depths]
+        name = todo[-1]
+        seen.add(name)
+        missing = [each for each in before[name] if each not in seen]
         if missing:
             todo += missing
         else:
-            name = todo.pop()
-            depths[name] = max((depths[each] + 1 for each in before[name]), default=0)
+            todo.pop()
+            depths.setdefault(name, max((depths[each] + 1 for each in before[name] if each in depths), default=0))
     return depths
 
 

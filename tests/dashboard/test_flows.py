@@ -130,6 +130,16 @@ def test_no_arrow_leads_behind_a_node() -> None:
     assert {arrow.path.count("C") for arrow in drawing.arrows} == {1, 2, 3}
 
 
+def test_tasks_that_wait_for_each_other_are_drawn(app: TestClient, sessions: Any) -> None:
+    """They never run, which a page should show instead of never ending."""
+    with sessions.begin() as session, session.batch("circle") as batch:
+        first = batch.add(Step(name="first"))
+        second = batch.add(Step(name="second"), after=first)
+    with sessions.begin() as session:
+        session.enqueue(Step(name="third"), after=second, into=first)
+    assert len(re.findall('class="edge completed"', app.get("/batch?key=circle").text)) == 3
+
+
 def test_arrows_name_their_ends_and_nodes_their_worst_state_first() -> None:
     graph = drawn(("a", "b"), states={"completed": 19, "discarded": 1})
     drawing = draw(replace(graph, edges=[FlowEdge("a", "b", "failed")]))
