@@ -285,6 +285,22 @@ def test_tasks_for_which_a_graph_has_no_room_stay_connected(flow: Database, monk
 
 
 @pytest.mark.one_engine
+def test_a_graph_without_room_shows_the_first_layers(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.operations.graphs.MOST_NODES", 4)
+    with flow.begin() as session, session.batch("two") as batch:
+        first = batch.add(Page(name="1"), after=batch.add(Page(name="0")))
+        last = batch.add(Note(name="2"), after=first)
+        batch.add(Note(name="also 1"), after=batch.add(Page(name="also 0")))
+    found = flow.committed.graph(Page, "two")
+    assert [[node.label.split()[0] for node in layer] for layer in found.layers] == [
+        ["Page"] * 2,
+        ["Page", "Note"],
+        ["1"],
+    ]
+    assert last.id not in {identity for node in found.nodes if node.entity is Note for identity in node.identity or ()}
+
+
+@pytest.mark.one_engine
 def test_a_callback_waits_for_the_ends_of_what_is_not_shown(flow: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with flow.begin() as session, session.batch("two") as batch:
         for name in "ab":
