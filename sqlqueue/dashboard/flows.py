@@ -21,7 +21,6 @@ from .._support.errors import ArgumentError
 from .._support.texts import states_text
 from ..model.companions import latches_of
 from ..operations import BatchInfo, BatchProgress, FlowEdge, FlowNode, Graph, member_of
-from ..operations.graphs import WHEN
 from ..operations.paging import Page, find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
@@ -222,7 +221,7 @@ def draw(graph: Graph) -> Drawing:
         Arrow(
             _path([places[place] for place in route]),
             edge.when,
-            f"{labels[edge.target]} waits for {WHEN[edge.when]}{labels[edge.source]}",
+            f"{labels[edge.target]} waits for {edge.awaits(labels[edge.source])}",
         )
         for edge, route in zip(lanes, routes, strict=True)
     ]

@@ -45,6 +45,10 @@ class FlowNode:
     ``unfinished``, ``failed`` or ``ended``."""
 
 
+_WHEN = {COMPLETED: "", FAILED: "failure of ", WHENEVER: "end of "}
+"""What tasks wait for, in words that precede names of nodes."""
+
+
 class FlowEdge(NamedTuple):
     """The tasks of ``target`` wait for those of ``source``."""
 
@@ -52,6 +56,10 @@ class FlowEdge(NamedTuple):
     target: str
     when: str
     """Until these are ``completed``, one of them has ``failed``, or they are ``final``."""
+
+    def awaits(self, names: str) -> str:
+        """Return what the tasks wait for, the ``names`` of its sources, in words: ``failure of a, b``."""
+        return f"{_WHEN[self.when]}{names}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +100,11 @@ class Graph:
         labels = {node.name: node.label for node in self.nodes}
         found = dict[str, str]()
         for name, edges in self.before.items():
-            sources = defaultdict[str, list[str]](list)
+            alike = defaultdict[str, list[FlowEdge]](list)
             for edge in edges:
-                sources[edge.when].append(labels[edge.source])
-            found[name] = "; ".join(f"{WHEN[when]}{_named(some, most)}" for when, some in sources.items())
+                alike[edge.when].append(edge)
+            texts = [some[0].awaits(_named([labels[edge.source] for edge in some], most)) for some in alike.values()]
+            found[name] = "; ".join(texts)
         return found
 
     def mermaid(self) -> str:
@@ -108,10 +117,6 @@ class Graph:
             condition = "" if edge.when == COMPLETED else f"|{edge.when}|"
             lines.append(f"    {edge.source} -->{condition} {edge.target}")
         return "\n".join(lines)
-
-
-WHEN = {COMPLETED: "", FAILED: "failure of ", WHENEVER: "end of "}
-"""What tasks wait for, in words that precede names of nodes."""
 
 
 def _named(labels: Sequence[str], most: int) -> str:
