@@ -451,7 +451,8 @@ def enqueue(
     list, as ``when`` says: see :meth:`.TaskBatch.add`.  ``timeout``: after that time they start whatever has happened.
     A key that no batch has is that of an event, see :func:`.open_event`.  ``into``: the key of a batch whose members
     they become, or a task in one, such as the one that is running: what waits for that task waits for them too.  Raises
-    :class:`.BatchClosedError` if the batch has ended.  These need ``on_conflict="raise"``.
+    :class:`.BatchClosedError` if the batch has ended, and :class:`.ArgumentError` if what they wait for waits for the
+    batch, as far as this transaction sees: they would never start.  These need ``on_conflict="raise"``.
 
     Handling a conflict waits for a row that an open transaction is claiming or settling; a plain insert does not wait.
     Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can

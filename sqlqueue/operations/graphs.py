@@ -125,8 +125,8 @@ def _named(labels: Sequence[str], most: int) -> str:
 
 
 def _depths(before: Mapping[str, Collection[str]]) -> dict[str, int]:
-    """Return the length of the longest path to each node, without edges that close a circle: tasks can be made to wait
-    for each other."""
+    """Return the length of the longest path to each node, without edges that close a cycle: two transactions can make
+    tasks wait for each other."""
     depths, seen, todo = dict[str, int](), set[str](), [*before][::-1]
     while todo:
         name = todo[-1]

@@ -336,7 +336,7 @@ class Latches:
     def release(self, rows: Sequence[Any]) -> set[str]:
         """Start what waits for the success of these latches; return the latches of tasks that are not needed."""
         ended = set[str]()
-        for spec, ids in self._waiters(rows):
+        for spec, ids in self.waiters(rows):
             self._start(spec, ids, COMPLETED, WHENEVER)
             ended |= self._end(spec, ids, FAILED, [(spec["waits_when"], SKIPPED)])
         return ended
@@ -345,13 +345,14 @@ class Latches:
         """Start what waits for the failure of these latches, and cancel what waits for their success; return the
         latches of the latter.  ``early``: the latches are not open yet."""
         ended = set[str]()
-        for spec, ids in self._waiters(rows):
+        for spec, ids in self.waiters(rows):
             self._start(spec, ids, FAILED, *(() if early else (WHENEVER,)))
             for key in self._waited_for(spec, ids):
                 ended |= self._end(spec, [key], COMPLETED, error_assignments(spec, f"{NOT_RUN}{self._culprit(key)}"))
         return ended
 
-    def _waiters(self, rows: Sequence[Any]) -> Iterator[tuple[QueueSpec, list[str]]]:
+    def waiters(self, rows: Sequence[Any]) -> Iterator[tuple[QueueSpec, list[str]]]:
+        """Yield the queues whose tasks may wait for these latches, with the keys of some of them."""
         for name, spec in self.flows.items():
             for some in _parts([row.id for row in rows if name in row.waiters]):
                 yield spec, some
@@ -452,7 +453,7 @@ class Latches:
 
     def _revive(self, rows: Sequence[Any], when: str) -> set[str]:
         above = set[Any]()
-        for spec, ids in self._waiters(rows):
+        for spec, ids in self.waiters(rows):
             gone = and_(spec["status"] == state(Status.CANCELLED), spec["attempt"] == literal_column("0"))
             found = and_(spec["waits_for"].in_(ids), spec["waits_when"] == when, gone)
             above.update(self._write(spec, found, gone, revive_assignments(spec)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from sqlalchemy import and_, insert, select
+from sqlalchemy import and_, case, insert, select
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -20,7 +20,7 @@ from ..model.companions import OUTCOMES, LatchMixin, latches_of, missing_compani
 from ..model.declaration import LONGEST_LATCH, QueueMixin
 from ..queue.options import Status
 from ..queue.spec import QueueSpec, spec_of
-from ..sql import NEVER, utcnow, write
+from ..sql import NEVER, is_waiting, utcnow, write
 from ..transaction import Access, AnySession, refuse_if_restricted, session_of
 from .conflicts import insert_unless_duplicate
 from .latches import ANY, EVENT, Latches, announce_look, has_failed
@@ -85,13 +85,38 @@ class Place:
     def join(self, into: Awaited, members: Iterable[str]) -> str:
         """Let tasks of these tables become members of a batch, or of the one in which a task is, for which its
         successors wait.  Returns the key of their latch."""
-        key = into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
+        key: str | None = self._batch_of(into)
         row = None if key is None else self.latches.share(key, members=members)
         if key is None or row is None or row.sealed == EVENT:
             raise ArgumentError(f"into={into!r}: there is no such batch yet, or the task is in none")
         if row.opened_at is not None:
             raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
         return key
+
+    def refuse_cycle(self, into: Awaited, after: Iterable[Awaited]) -> None:
+        """Raise :class:`.ArgumentError` if one of ``after`` waits for the end of the batch ``into``, directly or not: a
+        member that waits for it would never start."""
+        batch, latches, c = self._batch_of(into), self.latches, self.latches.c
+        depending, todo, waiting = {batch}, [batch], False
+        while todo:
+            asked = select(c.id, c.reports_to, c.waiters).where(latches.adapter.rows.one_of(latches.spec, c.id, todo))
+            rows = latches.read(latches.spec, asked)
+            above = latches.above(rows)
+            for spec, keys in latches.waiters(rows):
+                waiting = True
+                reports = select(spec["reports_to"]).where(is_waiting(spec), spec["waits_for"].in_(keys)).distinct()
+                above.update(latch for (latch,) in latches.read(spec, reports) if latch is not None)
+            todo = list(above - depending)
+            depending |= above
+        for each in after:
+            if isinstance(each, str):
+                closes_cycle = each in depending
+            else:
+                own = self._spec_of(each)
+                closes_cycle = waiting and self._row_of(each, case((is_waiting(own), own["waits_for"]))) in depending
+            if closes_cycle:
+                text = f"after={each!r} waits for the batch {batch!r}, of which this task is to be a member"
+                raise ArgumentError(f"{text}: it would never start")
 
     def wait(self, after: Iterable[Awaited], when: str, timeout: timedelta | None) -> None:
         """Let the tasks wait for others."""
@@ -148,6 +173,9 @@ class Place:
         latches.open([key])
         return key
 
+    def _batch_of(self, into: Awaited) -> Any:
+        return into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
+
     def _spec_of(self, task: object) -> QueueSpec:
         spec = flow_spec(type(task))
         if spec.table.metadata is not self.spec.table.metadata:
@@ -183,12 +211,14 @@ class Placing(NamedTuple):
         if self.into is None and self.after is None:
             return None
         place = Place(Latches.of(session, flow_spec(spec.entity), Access.CHANGE), spec)
+        given = [self.after] if isinstance(self.after, (QueueMixin, str)) else list(self.after or ())
+        if self.after is not None and not given:
+            raise ArgumentError("after=[]: give tasks, or keys of batches or events")
         if self.into is not None:
+            if given:
+                place.refuse_cycle(self.into, given)
             place.values["reports_to"] = place.join(self.into, [spec.name])
-        if self.after is not None:
-            given = [self.after] if isinstance(self.after, (QueueMixin, str)) else list(self.after)
-            if not given:
-                raise ArgumentError("after=[]: give tasks, or keys of batches or events")
+        if given:
             place.wait(given, self.when, self.timeout)
         return place
 

@@ -136,7 +136,8 @@ def test_tasks_that_wait_for_each_other_are_drawn(app: TestClient, sessions: Any
         first = batch.add(Step(name="first"))
         second = batch.add(Step(name="second"), after=first)
     with sessions.begin() as session:
-        session.enqueue(Step(name="third"), after=second, into=first)
+        session.enqueue(third := Step(name="third"), after=second, into="circle")
+        third.reports_to = session.merge(first).reports_to
     assert len(re.findall('class="edge completed"', app.get("/batch?key=circle").text)) == 3
 
 

@@ -1133,6 +1133,42 @@ def test_tasks_start_at_their_deadline_and_wrong_places_are_refused(flow: Databa
         session.open_event(Page, "batch")
 
 
+def test_members_that_would_wait_for_their_own_batch_are_refused(flow: Database) -> None:
+    with flow.begin() as session, session.batch("outer") as outer:
+        first = outer.add(Page(name="first"))
+        second = outer.add(Page(name="second"), after=first)
+        callback = outer.then(Note(name="callback"))
+    with flow.begin() as session, session.batch("inner", into="outer") as inner:
+        inner.add(Page(name="in inner"))
+        inner.add(Note(name="gate"), after=inner.add(Page(name="before the gate")))
+    flow.committed.enqueue(later := Page(name="later"), after=["outer", "event"])
+    after_later = Note(name="after later")
+    flow.committed.enqueue(after_later, after=later)
+    wrong: list[tuple[Any, Any]] = [
+        ("outer", "outer"),
+        ("outer", "inner"),
+        (callback, "outer"),
+        (callback, "inner"),
+        (["event", later], "outer"),
+        (after_later, "inner"),
+        (second, first),
+    ]
+    with flow.engine.connect() as connection:
+        before = set(connection.scalars(select(Latch.id)))
+    for after, into in wrong:
+        with pytest.raises(ArgumentError, match="it would never start"), flow.begin() as session:
+            session.enqueue(Note(name="never"), after=after, into=into)
+    with flow.engine.connect() as connection:
+        assert set(connection.scalars(select(Latch.id))) == before
+    right: list[tuple[Any, Any]] = [(second, "outer"), (first, first), ("event", "inner"), (first, "inner")]
+    for after, into in right:
+        flow.committed.enqueue(Page(name="more"), after=after, into=into)
+    work(flow)
+    flow.committed.open_event(Page, "event")
+    work(flow)
+    assert set(ends(flow).values()) == {"completed"}
+
+
 # -- graphs, compared with a model in Python --------------------------------------------------------------------------
 
 
