@@ -23,6 +23,7 @@ World = Mapping[Table, Mapping[int, Row]]
 Parameters = Mapping[str, Any]
 _LISTED = re.compile(r"unnest\((array\(\(.+?\)\))\) WITH ORDINALITY AS (\w+)\(([\w, ]+), position\)", re.DOTALL)
 _ARRAY = re.compile(r"array\(\((.+?)\)\)", re.DOTALL)
+_OF_FOUND = re.compile(r"= ANY \(array\(\((SELECT .+?)\)\)\)", re.DOTALL)
 _UNNESTED = re.compile(r"SELECT (unnest\(\?\) AS \w+(, )?)+")
 
 
@@ -106,7 +107,7 @@ class Evaluator:
 def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
     """Translate PostgreSQL's arrays, and its names of built-in functions, for SQLite."""
     statement = statement.replace("pg_catalog.", "").replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
-    statement = _UNNESTED.sub(_joined, statement)
+    statement = _UNNESTED.sub(_joined, _OF_FOUND.sub(r"IN (\1)", statement))
     statement = _LISTED.sub(_listed, statement)
     return statement, tuple(json.dumps(value) if isinstance(value, list) else value for value in parameters)
 

@@ -22,7 +22,7 @@ from sqlqueue.sql import EDGE, picks
 from tests.suite.test_plans import median_read
 from tests.support.harness import Actor, Database
 from tests.support.models import Base, Crawl, Mail, Message
-from tests.support.rows import PAST, TOMORROW, analyze, contenders, ids, insert_many, rows
+from tests.support.rows import DUE, PAST, TOMORROW, analyze, contenders, ids, insert_many, rows
 from tests.support.workers import Workers, eventually
 
 
@@ -323,7 +323,8 @@ def test_a_claim_reads_as_much_of_a_large_backlog_as_of_a_small_one(
 
 @pytest.mark.requires("plans_empty_tables")
 def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
-    sync_db.insert(Message, [row for kind, n in (("many", 2_000), ("few", 2)) for row in rows(n, kind=kind)])
+    states = ("ready", *DUE)
+    sync_db.insert(Message, rows(6_000, *states, kind="many") + rows(2_000, *states, kind="few"))
     analyze(sync_db, Message)
     adapter = adapter_for(sync_db.engine.dialect)
     for step, name in zip(picks(Message.__queue_spec__, [Message.kind == "few"], ()), ("claim", "due"), strict=True):

@@ -118,7 +118,7 @@ def test_claim_with_limits(sync_db: Database) -> None:
             task = session.claim(Visit)
         session.complete(task)
 
-    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=108, files=14)
+    repeated(sync_db, lambda session: session.enqueue(Visit(limit_key="a")), call).check(functions=110, files=14)
 
 
 def test_job_with_session(sync_db: Database) -> None:
