@@ -1167,6 +1167,13 @@ def test_members_that_would_wait_for_their_own_batch_are_refused(flow: Database)
     flow.committed.open_event(Page, "event")
     work(flow)
     assert set(ends(flow).values()) == {"completed"}
+    with flow.begin() as session, session.batch("last") as last:
+        third = last.add(Page(name="third"))
+        fourth = last.add(Page(name="fourth"), after=third)
+    assert flow.committed.cancel(Page, Page.name == "fourth") == 1
+    flow.committed.enqueue(Page(name="instead"), after=fourth, into=third, when="failed")
+    work(flow)
+    assert {ends(flow)[name] for name in ("third", "instead")} == {"completed"}
 
 
 # -- graphs, compared with a model in Python --------------------------------------------------------------------------
