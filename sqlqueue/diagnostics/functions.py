@@ -21,7 +21,7 @@ NAMED = 10
 """The maximum number of functions that a finding names; of any more, only the number is told."""
 
 
-def called_functions(run: Run, adapter: Adapter, spec: QueueSpec) -> Iterable[str]:
+def called_functions(run: Run, spec: QueueSpec) -> Iterable[str]:
     """Return the functions that unfinished rows call."""
     parts = [(is_available(spec),), *((spec["status"] == state(each), is_due(spec)) for each in due_states(spec))]
     return dict.fromkeys(name for part in parts for name in _names(run, spec, part))
@@ -46,7 +46,7 @@ def unregistered_functions(
 
     Runs one or two index searches for each function (at most 1,000).
     """
-    called = called_functions(connection.execute, adapter, spec)
+    called = called_functions(connection.execute, spec)
     missing = [name for name in called if name not in known and _is_unfinished(connection, adapter, spec, name)]
     if missing:
         more = [f"{len(missing) - NAMED} more"] if len(missing) > NAMED else []

@@ -417,7 +417,7 @@ def unserved_functions(
         return {}
     session = session_of(session)
     adapter, criteria = open_(session, spec), within(session, spec, where)
-    called = called_functions(partial(adapter.rows.execute, session, spec), adapter, spec)
+    called = called_functions(partial(adapter.rows.execute, session, spec), spec)
     found = ((name, _waiting(session, adapter, spec, name, criteria)) for name in called)
     return {name: age for name, age in found if age is not None and age > after}
 

@@ -278,10 +278,8 @@ class _Nodes:
         for group in sorted(shown, key=_place):
             self._by_group[group] = list(self._draw(group, tasks[group]))
         # a node of layers between which nothing is shown: a path that leaves it does not lead back to it
-        levels, spans = (
-            sorted({layers.get(group.waits_for, 0) for group in shown}),
-            defaultdict[int, list[TaskKin]](list),
-        )
+        levels = sorted({layers.get(group.waits_for, 0) for group in shown})
+        spans = defaultdict[int, list[TaskKin]](list)
         for group in hidden:
             spans[bisect_left(levels, layers.get(group.waits_for, 0))].append(group)
         for span in spans.values():
