@@ -536,7 +536,9 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
     # PostgreSQL prepares no transaction that has notified
     if spec.options.notify and not is_sent and not session.twophase:
         connection = session.connection(spec.bind_arguments)
-        adapter_for(connection.dialect).connections.notify(connection, name)
+        # the commit of the session tells this process, unless it is not the transaction's
+        elsewhere = not isinstance(session.get_bind(**spec.bind_arguments), Connection)
+        adapter_for(connection.dialect).connections.notify(connection, name, elsewhere=elsewhere)
         news.sent[innermost(session)].add(name)
 
 

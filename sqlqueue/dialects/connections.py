@@ -387,8 +387,9 @@ class Connections(ABC):
     listeners: ClassVar[Mapping[str, type[Listener]]] = {}
     """By driver, what receives notifications; empty on engines that have none."""
 
-    def notify(self, connection: Connection, name: str) -> None:
-        """Notify the listeners for ``name`` on other connections when this transaction commits."""
+    def notify(self, connection: Connection, name: str, *, elsewhere: bool = False) -> None:
+        """Notify the listeners for ``name`` on other connections when this transaction commits; those that are
+        ``elsewhere`` if this process is told otherwise."""
 
     def listener(self, driver: str) -> Listener | None:
         """Return the listener for this driver, or ``None`` if the driver cannot listen."""

@@ -15,6 +15,7 @@ from itertools import chain, zip_longest
 from operator import itemgetter
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from sqlalchemy import (
     CTE,
@@ -931,9 +932,20 @@ def _parameters(connection: Any) -> Mapping[str, Any] | None:
 # -- NOTIFY, and LISTEN with the drivers that can wait for notifications ----------------------------------------------
 
 CHANNEL = "sqlqueue"
-"""One channel for all queues: a notification's payload is the name of its queue."""
+"""One channel for all queues: a notification's payload is the name of its queue, and of a process that needs none."""
+_ORIGIN = uuid4().hex
 
 LISTEN = f"LISTEN {CHANNEL}"
+
+
+def _this_process() -> str:
+    return f"{_ORIGIN}-{os.getpid()}"  # forked processes have the same identifier
+
+
+def _names(payloads: Iterable[str]) -> Collection[str]:
+    """Return the names in the payloads of notifications that this process needs."""
+    parts = (payload.partition("\n") for payload in payloads)
+    return {name for name, _, process in parts if process != _this_process()}
 
 
 class PsycopgListener(Listener):
@@ -944,14 +956,14 @@ class PsycopgListener(Listener):
         connection.execute(LISTEN)
 
     def news(self, connection: Any, seconds: float) -> Collection[str]:
-        return {notification.payload for notification in connection.notifies(timeout=seconds, stop_after=1)}
+        return _names(note.payload for note in connection.notifies(timeout=seconds, stop_after=1))
 
     async def listen_async(self, connection: Any) -> None:
         await connection.set_autocommit(True)
         await connection.execute(LISTEN)
 
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
-        return {note.payload async for note in connection.notifies(timeout=seconds, stop_after=1)}
+        return _names([note.payload async for note in connection.notifies(timeout=seconds, stop_after=1)])
 
 
 class Psycopg2Listener(Listener):
@@ -968,7 +980,7 @@ class Psycopg2Listener(Listener):
             connection.poll()  # what was received together with the response to a statement
             if not connection.notifies and arrival.select(seconds):
                 connection.poll()
-        names = {notification.payload for notification in connection.notifies}
+        names = _names(note.payload for note in connection.notifies)
         connection.notifies.clear()
         return names
 
@@ -977,25 +989,25 @@ class AsyncpgListener(Listener):
     """Listens with asyncpg, which calls a function with each notification."""
 
     def __init__(self) -> None:
-        self._names: asyncio.Queue[str] = asyncio.Queue()
+        self._payloads: asyncio.Queue[str] = asyncio.Queue()
 
     async def listen_async(self, connection: Any) -> None:
         await connection.add_listener(CHANNEL, self._notified)
         await connection.execute(LISTEN)  # again: the function above sends nothing if it is listening already
 
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
-        names = set[str]()
+        payloads = set[str]()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                names.add(await self._names.get())
-        while not self._names.empty():
-            names.add(self._names.get_nowait())
+                payloads.add(await self._payloads.get())
+        while not self._payloads.empty():
+            payloads.add(self._payloads.get_nowait())
         if connection.is_closed():
             await connection.execute(LISTEN)  # raises the driver's error
-        return names
+        return _names(payloads)
 
-    def _notified(self, _connection: object, _process: int, _channel: str, name: str) -> None:
-        self._names.put_nowait(name)
+    def _notified(self, _connection: object, _process: int, _channel: str, payload: str) -> None:
+        self._payloads.put_nowait(payload)
 
 
 class PostgreSQLConnections(PsycopgConnections):
@@ -1037,12 +1049,13 @@ class PostgreSQLConnections(PsycopgConnections):
                 if not isinstance(error, Exception):
                     raise
 
-    def notify(self, connection: Connection, name: str) -> None:
+    def notify(self, connection: Connection, name: str, *, elsewhere: bool = False) -> None:
         driver: Any = connection.connection.driver_connection
+        payload = f"{name}\n{_this_process()}" if elsewhere else name
         if connection.dialect.driver in PSYCOPG and _sends_begin_next(driver):
-            _begin_and_notify(connection, driver, name)
+            _begin_and_notify(connection, driver, payload)
         else:
-            connection.execute(select(func.pg_catalog.pg_notify(CHANNEL, name)))
+            connection.execute(select(func.pg_catalog.pg_notify(CHANNEL, payload)))
 
 
 def _sends_begin_next(driver: Any) -> bool:
@@ -1054,7 +1067,7 @@ def _sends_begin_next(driver: Any) -> bool:
     return driver.read_only is driver.deferrable is None
 
 
-def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
+def _begin_and_notify(connection: Connection, driver: Any, payload: str) -> None:
     """Begin the transaction and notify in one round trip; psycopg waits for the response to each BEGIN."""
     from psycopg.errors import error_from_result  # noqa: PLC0415
     from psycopg.generators import execute  # noqa: PLC0415
@@ -1063,7 +1076,7 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
 
     level = driver.isolation_level
     begin = "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
-    request = begin.encode() + SQL("; SELECT pg_catalog.pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
+    request = begin.encode() + SQL("; SELECT pg_catalog.pg_notify({}, {})").format(CHANNEL, payload).as_bytes(driver)
     try:
         with wrapping(connection.dialect, driver):
             driver.pgconn.send_query(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from threading import Event
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from bench.proxy import Proxy, proxy
 from sqlqueue import Retry, claim_of
@@ -323,6 +324,41 @@ def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
 
 
 @pytest.mark.requires("notifies")
+def test_a_commit_in_this_process_wakes_its_workers_once(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = list[str]()
+
+    def hear(names: Iterable[str]) -> None:
+        heard.extend(names)
+        spread(names)
+
+    monkeypatch.setattr("sqlqueue.worker.news.spread", hear)
+    idle(db, workers)
+    eventually(lambda: "task" in heard)  # it listens
+    heard.clear()
+    with db.begin() as actor:
+        actor.add(Task())
+    done_at_once(db)
+    enqueue_elsewhere(db)
+    done_at_once(db)
+    assert heard == ["task"]
+
+
+@pytest.mark.requires("notifies")
+def test_a_commit_that_its_session_does_not_see_wakes_workers(sync_db: Database, workers: Workers) -> None:
+    before = listeners(sync_db)
+    idle(sync_db, workers)
+    eventually(lambda: listeners(sync_db) - before)
+    with sync_db.engine.begin() as connection:
+        with Session(connection) as session, session.begin():
+            session.add(Task())
+        time.sleep(0.1)
+        assert count(sync_db, Task, Task.status == "completed") == 1
+    done_at_once(sync_db)
+
+
+@pytest.mark.requires("notifies")
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_transaction_sends_one_notification(db: Database, begun: bool) -> None:
     """It is sent with the BEGIN, or in a separate statement."""
@@ -340,7 +376,7 @@ def test_a_transaction_sends_one_notification(db: Database, begun: bool) -> None
             actor.add(Spool(text="of a queue that does not notify"))
         assert sum("pg_notify" in each[2] for each in statements) == begun
         driver = listening.connection.driver_connection
-        assert [note.payload for note in driver.notifies(timeout=1, stop_after=1)] == ["task"]
+        assert [note.payload.split("\n")[0] for note in driver.notifies(timeout=1, stop_after=1)] == ["task"]
         assert [note.payload for note in driver.notifies(timeout=0.2)] == []
         listening.invalidate()
 
@@ -361,7 +397,7 @@ def test_a_rollback_sends_no_notification(db: Database) -> None:
                 actor.run(lambda session: session.get_nested_transaction().rollback())
             actor.add(Task())
         driver = listening.connection.driver_connection
-        assert [note.payload for note in driver.notifies(timeout=0.5)] == ["task"]
+        assert [note.payload.split("\n")[0] for note in driver.notifies(timeout=0.5)] == ["task"]
         listening.invalidate()
 
 
