@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Finding, QueueSpec, Severity
-from ..sql import due_states, is_available, is_due, only, picks, state
+from ..sql import due_states, is_available, is_due, is_due_in, only, picks
 
 Run = Callable[[Select[Any]], Any]
 """Executes a statement and returns its result."""
@@ -23,7 +23,7 @@ NAMED = 10
 
 def called_functions(run: Run, spec: QueueSpec) -> Iterable[str]:
     """Return the functions that unfinished rows call."""
-    parts = [(is_available(spec),), *((spec["status"] == state(each), is_due(spec)) for each in due_states(spec))]
+    parts = [(is_available(spec),), *((is_due_in(spec, each),) for each in due_states(spec))]
     return dict.fromkeys(name for part in parts for name in _names(run, spec, part))
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.errors import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql import KeyText, OfFound, UTCDateTime, utcdefault, utcnow
+from ..sql import KeyText, Narrower, OfFound, UTCDateTime, utcdefault, utcnow
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .inspection import Types
@@ -67,6 +67,13 @@ def _compile_of_found(element: OfFound, compiler: Any, **kw: Any) -> str:
     form = "nested" if is_display else adapter_for(compiler.dialect).rows.of_found
     compiled: str = compiler.process(element.form(form), **kw)
     return compiled
+
+
+@compiles(Narrower)
+def _compile_narrower(element: Narrower, compiler: Any, **kw: Any) -> str:
+    concludes = compiler.dialect.name != StrCompileDialect.name and adapter_for(compiler.dialect).rows.concludes
+    conditions = list(element.clauses)[: 1 if concludes else 2]
+    return " AND ".join(compiler.process(each, **kw) for each in conditions)
 
 
 @compiles(utcdefault)

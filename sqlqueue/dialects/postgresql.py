@@ -169,6 +169,7 @@ class PostgreSQLRows(Rows):
     """Whether rows that an index returns in order are numbered without reading those after a limit."""
     searched = MANY_LANES
     of_found = "array"
+    concludes = True
 
     def key_in_parameters(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:

@@ -160,6 +160,8 @@ class Rows(ABC):
     """Whether the server keeps a plan for each text, so that lists should have few different lengths."""
     of_found: ClassVar[Literal["nested", "leading", "array"]] = "nested"
     """The form of the criterion that a column has one of the values that a SELECT with a WITH finds."""
+    concludes: ClassVar[bool] = False
+    """Whether the planner knows from a condition that it implies that of a partial index."""
     names_rows: ClassVar[bool] = True
     """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
 

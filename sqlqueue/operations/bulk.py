@@ -44,7 +44,7 @@ from ..sql import (
     fixes,
     is_adopted,
     is_available,
-    is_due,
+    is_due_in,
     is_exhausted,
     is_final,
     is_held,
@@ -113,7 +113,7 @@ def _first(
     by_time = [term.expression for term in spec.due_order]
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
         ((Status.AVAILABLE,), is_available(spec), [term.expression for term in spec.ready_order]),
-        *(((each,), and_(is_due(spec), spec["status"] == state(each)), by_time) for each in due_states(spec)),
+        *(((each,), is_due_in(spec, each), by_time) for each in due_states(spec)),
         (FINAL, is_final(spec), ()),
     ]
     found: list[Identity] = []

@@ -35,7 +35,7 @@ from ..dialects.statements import Unreadable, forget_unfinished
 from ..model.declaration import T
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec, Where, spec_of
-from ..sql import due_states, fixes, is_adopted, is_due, is_final, only, state, terms_of
+from ..sql import due_states, fixes, is_adopted, is_due_in, is_final, only, state, terms_of
 from ..transaction import AnySession, open_, session_of, within
 from .claiming import OrderBy
 from .recording import brief, say
@@ -256,7 +256,7 @@ class Windows:
             return self._divided("claim", (in_state,), terms, spec.ready_order)
         if status in FINAL:
             return self._divided("due", (in_state,), terms, _reversed(spec.due_order))
-        return self._divided("due", (is_due(spec), in_state), terms, spec.due_order)
+        return self._divided("due", (is_due_in(spec, status),), terms, spec.due_order)
 
     def _window(
         self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order, index: str | None = None

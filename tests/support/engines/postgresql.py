@@ -148,6 +148,7 @@ POSTGRESQL = EngineCase(
     ),
     analyze="ANALYZE {table}",
     statistics="ANALYZE {table}",
+    no_statistics="DELETE FROM pg_statistic WHERE starelid = '{table}'::regclass",
     reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
     searched_sql=f"SELECT relname, pg_stat_get_xact_numscans(oid) {_POSTGRESQL_RELATIONS}",
     gate_sql=(
