@@ -5,34 +5,17 @@ To add a kind, add it here, an import below, and its documentation.  What it wri
 changes its state stands in :mod:`sqlqueue.lifecycle`, where the order of all assignments is seen.
 """
 
-from .columns import (
-    ExpiryMixin,
-    FlowMixin,
-    JobMixin,
-    OutboxMixin,
-    ProgressMixin,
-    ResultMixin,
-    StepMixin,
-    TopicMixin,
-    TraceMixin,
-    UniqueMixin,
-)
-from .limits import LimitMixin, SlotMixin
-from .recurring import RecurringMixin, StageMixin
-
-__all__ = [
-    "ExpiryMixin",
-    "FlowMixin",
-    "JobMixin",
-    "LimitMixin",
-    "OutboxMixin",
-    "ProgressMixin",
-    "RecurringMixin",
-    "ResultMixin",
-    "SlotMixin",
-    "StageMixin",
-    "StepMixin",
-    "TopicMixin",
-    "TraceMixin",
-    "UniqueMixin",
-]
+from .columns import ExpiryMixin as ExpiryMixin
+from .columns import FlowMixin as FlowMixin
+from .columns import JobMixin as JobMixin
+from .columns import OutboxMixin as OutboxMixin
+from .columns import ProgressMixin as ProgressMixin
+from .columns import ResultMixin as ResultMixin
+from .columns import StepMixin as StepMixin
+from .columns import TopicMixin as TopicMixin
+from .columns import TraceMixin as TraceMixin
+from .columns import UniqueMixin as UniqueMixin
+from .limits import LimitMixin as LimitMixin
+from .limits import SlotMixin as SlotMixin
+from .recurring import RecurringMixin as RecurringMixin
+from .recurring import StageMixin as StageMixin

@@ -68,6 +68,15 @@ class Ordering:
         return self.over(self.column)
 
 
+def _has(role: str) -> cached_property[bool]:
+    """Return the property of a spec that says whether its queue has the column."""
+    return cached_property(lambda spec: role in spec.columns)
+
+
+def _lacks(role: str) -> cached_property[bool]:
+    return cached_property(lambda spec: role not in spec.columns)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QueueSpec:
     """The description of a queue: its table, columns by role, and options.  One for each mapped class."""
@@ -93,68 +102,33 @@ class QueueSpec:
         one.  Errors in calls of the library name the model instead."""
         return self.table.fullname
 
-    @cached_property
-    def recurs(self) -> bool:
-        """Whether tasks may have a next run after their last attempt (``RecurringMixin``)."""
-        return "schedule" in self.columns
+    recurs = _has("schedule")
+    """Whether tasks may have a next run after their last attempt (``RecurringMixin``)."""
+    is_limited = _has("limit_key")
+    """Whether a running task holds a slot, which the transaction that settles it must see (``LimitMixin``)."""
+    has_stages = _has("stage")
+    """Whether tasks go through stages (``StageMixin``)."""
+    has_topics = _has("topic")
+    """Whether the queue is divided by topic (``TopicMixin``)."""
+    has_unique_keys = _has("unique_key")
+    """Whether unfinished tasks have unique keys, besides their primary keys (``UniqueMixin``)."""
+    keeps_results = _has("result")
+    """Whether the queue stores the results of tasks (``ResultMixin``)."""
+    has_progress = _has("progress")
+    """Whether handlers report how far they are (``ProgressMixin``)."""
+    expires = _has("expires_at")
+    """Whether tasks may have a time until which they must be started (``ExpiryMixin``)."""
+    has_latches = _has("reports_to")
+    """Whether tasks can be members of batches, and wait for others (``FlowMixin``)."""
+    has_steps = _has("steps")
+    """Whether the rows keep which steps of their handlers have run (``StepMixin``)."""
+    holds_tasks = _lacks("slot_key")
+    """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
+    isolates_suspects = _lacks("message_key")
+    """Whether workers run tasks that may have crashed a process separately from others.
 
-    @cached_property
-    def is_limited(self) -> bool:
-        """Whether a running task holds a slot, which the transaction that settles it must see (``LimitMixin``)."""
-        return "limit_key" in self.columns
-
-    @cached_property
-    def has_stages(self) -> bool:
-        """Whether tasks go through stages (``StageMixin``)."""
-        return "stage" in self.columns
-
-    @cached_property
-    def has_topics(self) -> bool:
-        """Whether the queue is divided by topic (``TopicMixin``)."""
-        return "topic" in self.columns
-
-    @cached_property
-    def has_unique_keys(self) -> bool:
-        """Whether unfinished tasks have unique keys, besides their primary keys (``UniqueMixin``)."""
-        return "unique_key" in self.columns
-
-    @cached_property
-    def keeps_results(self) -> bool:
-        """Whether the queue stores the results of tasks (``ResultMixin``)."""
-        return "result" in self.columns
-
-    @cached_property
-    def has_progress(self) -> bool:
-        """Whether handlers report how far they are (``ProgressMixin``)."""
-        return "progress" in self.columns
-
-    @cached_property
-    def expires(self) -> bool:
-        """Whether tasks may have a time until which they must be started (``ExpiryMixin``)."""
-        return "expires_at" in self.columns
-
-    @cached_property
-    def has_latches(self) -> bool:
-        """Whether tasks can be members of batches, and wait for others (``FlowMixin``)."""
-        return "reports_to" in self.columns
-
-    @cached_property
-    def has_steps(self) -> bool:
-        """Whether the rows keep which steps of their handlers have run (``StepMixin``)."""
-        return "steps" in self.columns
-
-    @cached_property
-    def holds_tasks(self) -> bool:
-        """Whether the rows are tasks for operators to manage, instead of slots (``SlotMixin``)."""
-        return "slot_key" not in self.columns
-
-    @cached_property
-    def isolates_suspects(self) -> bool:
-        """Whether workers run tasks that may have crashed a process separately from others.
-
-        Relays publish messages in batches (``OutboxMixin``), including suspects.
-        """
-        return "message_key" not in self.columns
+    Relays publish messages in batches (``OutboxMixin``), including suspects.
+    """
 
     @cached_property
     def made(self) -> StatementCache:
