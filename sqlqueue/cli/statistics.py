@@ -264,16 +264,18 @@ def errors(
 
     "tasks" counts those that are not completed, by their last error: --error-group selects them in sqlqueue list,
     retry, rerun, cancel and discard. "attempts" counts failed attempts, whatever became of their tasks, with a
-    HistoryMixin and without options that select tasks.
+    HistoryMixin and without options that select tasks. "because of" is the task whose failure cancelled the newest one,
+    which waited for it.
 
     The last 20,000 attempts are read, and 20,000 tasks in each of three groups of states (available, otherwise
     unfinished, final), of final ones the last. If there are more, a figure has a +. --exact reads all, however long it
     takes.
 
     With --json: an array of objects with key (for --error-group), pattern (what the errors have in common), message
-    (the newest one), tasks, unfinished (how many of these are not final), attempts (null if not counted), functions (of
-    function jobs), first_seen, last_seen (when attempts ended, or tasks were claimed), example (the key of a task; null
-    if the history has only its hash) and capped (an array of the names of lower bounds).
+    (the newest one), tasks, unfinished (how many of these are not final), retriable (how many sqlqueue retry changes),
+    attempts (null if not counted), functions (of function jobs), first_seen, last_seen (when attempts ended, or tasks
+    were claimed), example (the key of a task; null if the history has only its hash), because_of (model and key of the
+    task whose failure cancelled the newest one; else null) and capped (an array of the names of lower bounds).
 
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
@@ -308,6 +310,7 @@ def _print_groups(found: Sequence[ErrorGroup]) -> None:
             "first": group.first_seen,
             "last": group.last_seen,
             "example": _example(group),
+            "because of": group.because_of and f"{' '.join(group.because_of)}: retry that, and these wait again",
             "newest": None if group.message == group.pattern else group.message,
         }
         rows = [(name, fact) for name, fact in shown.items() if fact not in (None, "")]
@@ -327,8 +330,9 @@ def _example(group: ErrorGroup) -> str | None:
 
 def _failed(group: ErrorGroup) -> dict[str, object]:
     return {
-        **facts(group, "key", "pattern", "message", "tasks", "unfinished", "attempts", "functions"),
+        **facts(group, "key", "pattern", "message", "tasks", "unfinished", "retriable", "attempts", "functions"),
         **facts(group, "first_seen", "last_seen"),
         "example": _example(group),
+        "because_of": group.because_of and dict(zip(("model", "key"), group.because_of, strict=True)),
         "capped": sorted(group.capped),
     }

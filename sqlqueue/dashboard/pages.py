@@ -200,7 +200,8 @@ GROUPS = 50
 
 async def show_errors(request: Request) -> Response:
     """Show the most frequent errors of each queue."""
-    return await _show_each(request, "errors.html", _read_errors, lifetime=10, scanned=SCAN)
+    named = {spec.entity.__name__: spec.name for spec in site_of(request).queues.values()}
+    return await _show_each(request, "errors.html", _read_errors, lifetime=10, scanned=SCAN, named=named)
 
 
 def _read_errors(session: Session, spec: QueueSpec) -> tuple[Sequence[ErrorGroup], int, int, datetime]:

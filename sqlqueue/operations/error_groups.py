@@ -21,12 +21,16 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import ended, is_failing, is_final, is_in_error_group, only
 from ..transaction import AnySession, open_, session_of, within
 from .history import attempts_of, identity_of
+from .latches import culprit_in
 from .paging import Window, Windows
+from .reactivating import RETRY
 from .recording import Shown, moments_read
 
 LAST = 20_000
 """The number of failures that :func:`errors` reads by default."""
 _ONE: ColumnElement[int] = literal_column("1")
+_COUNTS = ("unfinished", "retriable")
+"""Those of the tasks of a group that are counted as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class ErrorGroup:
     :func:`.in_error_group` selects."""
     unfinished: int
     """How many of these are not final yet, such as those that will be retried."""
+    retriable: int
+    """How many of these :func:`retry` makes available: not those that were cancelled."""
     attempts: int | None
     """How many attempts have failed with such an error, whatever became of their tasks; ``None`` if these are not
     known, because the application keeps no history."""
@@ -59,8 +65,14 @@ class ErrorGroup:
     """The primary key of the last task that failed with such an error, whose row may have been deleted.  ``None`` if
     the history stores only a hash, as it does for keys of more than 255 characters."""
     capped: frozenset[str] = frozenset()
-    """Those of ``tasks``, ``unfinished`` and ``attempts`` that are lower bounds, because there are more failures than
-    were read."""
+    """Those of ``tasks``, ``unfinished``, ``retriable`` and ``attempts`` that are lower bounds, because there are more
+    failures than were read."""
+
+    @property
+    def because_of(self) -> tuple[str, str] | None:
+        """The name of the model and the key of the task because of whose failure the newest of these was not run, but
+        cancelled: if that task is retried, it waits again.  ``None`` if it failed itself."""
+        return culprit_in(self.message)
 
 
 def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
@@ -84,7 +96,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
     failing, windows = _failing_tasks(reading, scoped, cap)
     tasks, capped = reading.groups(failing), set[str]()
     if any(window.is_cut(session) for window in windows):
-        capped |= {"tasks", "unfinished"}
+        capped |= {"tasks", *_COUNTS}
     history = attempts_of(session, adapter, spec, scoped)
     attempts = {} if history is None else reading.groups(_failed_attempts(spec, history.table, cap))
     if cap is not None and sum(group.number for group in attempts.values()) >= cap:
@@ -99,6 +111,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
             message=newest.message,
             tasks=tasks[key].number if key in tasks else 0,
             unfinished=tasks[key].unfinished if key in tasks else 0,
+            retriable=tasks[key].retriable if key in tasks else 0,
             attempts=None if history is None else attempts[key].number if key in attempts else 0,
             functions=sorted(functions.get(key, ())),
             first_seen=newest.first_seen,
@@ -133,6 +146,7 @@ class _Counted(NamedTuple):
     message: str
     number: int
     unfinished: int
+    retriable: int
     first_seen: datetime | None
     last_seen: datetime | None
     example: Sequence[Any]
@@ -148,7 +162,7 @@ class _Reading(NamedTuple):
     def groups(self, failures: _Failures) -> dict[str, _Counted]:
         """Return the groups of these failures, by their keys."""
         rows = moments_read(self.adapter, self.session, self.spec, partial(_grouped, failures))
-        return {row[0]: _Counted(row[1], row[2], row[3], row[4], row[5], tuple(row[6:])) for row in rows}
+        return {row[0]: _Counted(row[1], row[2], row[3], row[4], row[5], row[6], tuple(row[7:])) for row in rows}
 
     def functions(self, failing: _Failures, examples: Mapping[str, Identity | None]) -> Mapping[str, set[str]]:
         """Return the functions of the failing tasks, and those of the ``examples``, by the keys of their groups."""
@@ -177,6 +191,7 @@ def _failing_tasks(reading: _Reading, where: Sequence[Where], cap: int | None) -
         spec["error"].label("message"),
         spec["claimed_at"].label("seen_at"),
         case((~is_final(spec), _ONE)).label("unfinished"),
+        case((RETRY.affected(spec), _ONE)).label("retriable"),
         *([spec["task"].label("function")] if "task" in spec.columns else []),
         *(column.label(f"key_{number}") for number, column in enumerate(spec.primary_key)),
     ]
@@ -218,10 +233,10 @@ def _grouped(failures: _Failures, shown: Shown) -> Executable:
     position = func.row_number().over(partition_by=last.c.group_key, order_by=failures.newest).label("position")
     examples = select(last.c.group_key, last.c.message, *failures.key, position).subquery("examples")
     number, first, last_seen = func.count(), func.min(last.c.seen_at), func.max(last.c.seen_at)
-    unfinished = func.count(last.c.unfinished) if "unfinished" in last.c else literal_column("0")
+    counts = [(func.count(last.c[each]) if each in last.c else literal_column("0")).label(each) for each in _COUNTS]
     groups = (
         select(
-            *(last.c.group_key, number.label("failures"), unfinished.label("unfinished")),
+            *(last.c.group_key, number.label("failures"), *counts),
             *(first.label("first_seen"), last_seen.label("last_seen")),
         )
         .group_by(last.c.group_key)
@@ -232,7 +247,7 @@ def _grouped(failures: _Failures, shown: Shown) -> Executable:
             groups.c.group_key,
             examples.c.message,
             groups.c.failures,
-            groups.c.unfinished,
+            *(groups.c[each] for each in _COUNTS),
             *(shown(each).label(each.name) for each in (groups.c.first_seen, groups.c.last_seen)),
             *(examples.c[column.name] for column in failures.key),
         )

@@ -7,6 +7,7 @@ member, or makes one available again, locks the row as well.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -391,11 +392,14 @@ class Latches:
             yield from (row[width] for row in some)
 
     def _culprit(self, key: str) -> str:
-        """Return a text that names a failed member of a latch."""
+        """Return a text that names a failed member of a latch, or the task because of which that one was not run."""
         for spec in self.flows.values():
-            failed = select(*spec.primary_key, spec["status"]).where(spec["reports_to"] == key, has_failed(spec))
-            for row in self.read(spec, failed.limit(1)):
-                return f"{spec.entity.__name__} {key_text(tuple(row[:-1]))} was {row[-1]}"
+            facts = (*spec.primary_key, spec["status"], spec["error"])
+            failed = select(*facts).where(spec["reports_to"] == key, has_failed(spec))
+            for *identity, status, error in self.read(spec, failed.limit(1)):
+                if status == Status.CANCELLED and (error or "").startswith(NOT_RUN):
+                    return str(error).removeprefix(NOT_RUN)
+                return f"{spec.entity.__name__} {key_text(tuple(identity))} was {status}"
         broken = select(self.c.id, self.c.waits_for).where(self.c.reports_to == key, self.c.broken_at.is_not(None))
         for part, source in self._execute(broken.limit(1)).all():
             return self._culprit(source or part)
@@ -535,6 +539,12 @@ def _parts(ids: Iterable[str]) -> Iterator[list[str]]:
     every = list(ids)
     for start in range(0, len(every), MOST):
         yield every[start : start + MOST]
+
+
+def culprit_in(error: str) -> tuple[str, str] | None:
+    """Return the model and the key of the task that the error of a task names because of which that was not run."""
+    found = re.fullmatch(rf"{NOT_RUN}(\w+) (.+) was \w+", error, re.DOTALL)
+    return None if found is None else (found[1], found[2])
 
 
 # -- looks: of an application's own loops, and of workers --------------------------------------------------------------

@@ -72,6 +72,14 @@ def test_a_batch(filled: Database) -> None:
     assert tell(filled, "batch", "nothing", "--json") is None
 
 
+def test_errors_of_tasks_that_were_not_run_name_what_has_failed(filled: Database) -> None:
+    boom, not_run = sorted(tell(filled, "errors", "--json", model="Page"), key=lambda each: each["tasks"])
+    assert (boom["retriable"], boom["because_of"]) == (1, None)
+    assert (not_run["retriable"], not_run["because_of"]) == (0, {"model": "Page", "key": boom["example"]})
+    line = f"because of  Page {boom['example']}: retry that, and these wait again"
+    assert [each for each in tell(filled, "errors", model="Page").splitlines() if "because" in each] == [line]
+
+
 def test_tasks_of_a_batch(filled: Database) -> None:
     assert tell(filled, "list", "--batch", "nothing", "--json", model="Page") == []
     assert len(tell(filled, "list", "--batch", "import 8", "--json", model="Page")) == 14

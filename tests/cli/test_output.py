@@ -61,7 +61,7 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     *facts, note = out("errors").splitlines()
     assert "tasks 1+" in map(" ".join, map(str.split, facts))
     assert note.startswith("+ means at least:")
-    assert json.loads(out("errors", "--json"))[0]["capped"] == ["tasks", "unfinished"]
+    assert json.loads(out("errors", "--json"))[0]["capped"] == ["retriable", "tasks", "unfinished"]
     assert "tasks    3" in out("errors", "--exact").splitlines()
 
 

@@ -111,7 +111,7 @@ def test_errors_of_odd_times(db: Database, column: str, cap: int | None) -> None
     number = far_away(db, column, status="discarded", error="no")
     with db.begin() as actor:
         (group,) = actor.errors(Task, cap=cap)
-    assert (group.message, group.capped) == ("no", {"tasks", "unfinished"} if cap else set())
+    assert (group.message, group.capped) == ("no", {"tasks", "unfinished", "retriable"} if cap else set())
     assert group.tasks == (cap or number)
 
 

@@ -66,6 +66,12 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
     assert app.get("/batch?key=nothing").status_code == app.get("/batch?key=a/b").status_code == 404
 
 
+def test_errors_of_tasks_that_were_not_run_link_to_what_has_failed(app: TestClient) -> None:
+    row = next(each for each in app.get("/errors").text.split("<tr>") if "not run: " in each)
+    assert '<a href="/queue/step/task?key=43">Step 43</a>: retry that, and these wait again.' in row
+    assert "/confirm/" not in row
+
+
 def test_a_task_links_to_what_is_around_it(app: TestClient) -> None:
     html = app.get("/queue/step/task?key=43").text
     place = html.partition('id="around"')[2].partition("</section>")[0]

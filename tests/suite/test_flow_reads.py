@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import with_loader_criteria
 
-from sqlqueue import ArgumentError, Status, Worker, member_of
+from sqlqueue import ArgumentError, Status, Worker, in_error_group, member_of
 from sqlqueue.operations.graphs import around
 from sqlqueue.testing import drain
 from tests.suite.test_flows import work
@@ -115,6 +115,27 @@ def test_members_of_a_batch_as_a_criterion_and_their_progress(flow: Database) ->
     assert flow.committed.cancel_batch(Page, "import") == 3
     assert flow.committed.progress(Page, "import").unfinished == 0
     assert flow.committed.progress(Page, "other").completed == 4
+
+
+def test_errors_of_tasks_that_were_not_run_name_what_has_failed(flow: Database) -> None:
+    """However far down: there, a retry brings them back, and one of the group itself would do nothing."""
+    with flow.begin() as session, session.batch("import") as batch:
+        first = batch.add(Page(name="first"))
+        second = batch.add(Page(name="second"), after=first)
+        third = batch.add(Page(name="third"), after=second)
+        batch.add(Note(name="fourth"), after=third)
+    with flow.begin() as session:
+        session.discard(failed := session.claim(Page), "boom")
+        key = str(failed.id)
+    flow.committed.advance(Page)
+    groups = [(each, model) for model in (Page, Note) for each in flow.committed.errors(model)]
+    told = [(each.pattern, each.tasks, each.retriable, each.because_of) for each, _ in groups]
+    not_run, culprit = "not run: Page <n> was discarded", ("Page", key)
+    assert told == [(not_run, 2, 0, culprit), ("boom", 1, 1, None), (not_run, 1, 0, culprit)]
+    done = [flow.committed.retry(model, in_error_group(model, each.key)) for each, model in groups]
+    assert done == [each.retriable for each, _ in groups]
+    left = [each for model in (Page, Note) for each in flow.committed.errors(model)]
+    assert [(each.pattern, each.unfinished, each.retriable) for each in left] == [("boom", 1, 0)]
 
 
 @pytest.mark.one_engine
