@@ -73,7 +73,7 @@ class Graph:
     """The number of tasks that have no nodes of their own, because there would be more than 200 nodes.  Discarded ones
     have, then those of the first layers; each of the others is in a node for several layers."""
     members: Mapping[type[QueueMixin], Mapping[str, int]]
-    """The number of all members in each state, by model; without callbacks, and members of batches in this one."""
+    """The number of all members in each state, by model, those of nested batches among them; without callbacks."""
 
     @property
     def before(self) -> Mapping[str, Sequence[FlowEdge]]:
@@ -174,8 +174,10 @@ def graph(session: AnySession, entity: type[QueueMixin], key: str) -> Graph | No
     inner = {*members, *(each for some in members.values() for each in some)}
     edges = nodes.edges(parts, inner, key)
     counts = defaultdict[type[QueueMixin], Counter[str]](Counter)
-    for group, states in groups.items():
-        if group.reports_to in members:
+    nested = [each for some in members.values() for each in some if PART not in each]
+    deeper = below(latches, nested) if nested else {}
+    for group, states in {**groups, **dict(groups_of(latches, deeper))}.items():
+        if group.reports_to in members or group.reports_to in deeper:
             counts[group.spec.entity].update(states)
     return Graph(key=key, nodes=nodes.all, edges=edges, left_out=nodes.left_out, members=counts)
 

@@ -176,7 +176,6 @@ def test_what_waits_for_a_task_alone_and_with_others_is_around_it(flow: Database
     }, "also after they were cancelled"
 
 
-@pytest.mark.one_engine
 def test_a_list_counts_the_members_of_nested_batches_in_each(flow: Database) -> None:
     for key, into in (("outer", None), ("inner", "outer"), ("innermost", "inner")):
         with flow.begin() as session, session.batch(key, into=into) as batch:
@@ -190,6 +189,8 @@ def test_a_list_counts_the_members_of_nested_batches_in_each(flow: Database) -> 
         ("inner", 3, 1),
         ("innermost", 1, 1),
     ]
+    found = flow.committed.graph(Page, "outer").members
+    assert found == {Page: {"available": 5, "discarded": 1}}, "as many as its progress and retry and cancel count"
 
 
 @pytest.mark.one_engine
