@@ -15,6 +15,7 @@ import typer
 from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
+from .. import operations
 from .._support.errors import ArgumentError
 from .._support.texts import error_text
 from ..model.declaration import specs_of
@@ -121,6 +122,16 @@ class Queues:
             raise refusal(f"{self.target} has {len(found)} queues: use --queue with one of {names_of(found)}")
         return found[0]
 
+    @property
+    def with_batches(self) -> list[QueueSpec]:
+        """Those of the chosen queues whose tasks can be in batches; it is a usage error if there are none."""
+        found = self.chosen
+        flows = [spec for spec in found if spec.has_latches]
+        if not flows:
+            names = ", ".join(each.entity.__name__ for each in found)
+            raise refusal(f"the queues have no batches: derive {names} from FlowMixin")
+        return flows
+
     def transact(self, work: Callable[[Session], R], *specs: QueueSpec) -> R:
         """See :func:`.transact`."""
         return transact(self.url, work, *specs)
@@ -192,7 +203,12 @@ InErrorGroup = Annotated[
     ),
 ]
 InBatch = Annotated[
-    str | None, typer.Option("--batch", metavar="KEY", help="Only members of this batch, see sqlqueue batches.")
+    str | None,
+    typer.Option(
+        "--batch",
+        metavar="KEY",
+        help="Only members of this batch, see sqlqueue batches; to change them, --queue is not required.",
+    ),
 ]
 _AGE_HELP = "Only tasks created longer ago than this: 90s, 15m, 2h, 7d."
 Age = Annotated[timedelta | None, duration("--older-than", metavar="AGE", text=_AGE_HELP)]
@@ -217,6 +233,11 @@ class Filters:
     older_than: Age = None
     where: Equal = None
     abandoned: Abandoned = False
+
+    def verify(self, queues: Queues, spec: QueueSpec) -> None:
+        """Refuse the key of a batch that does not exist: it may be mistyped, and would select nothing."""
+        if (key := self.batch) is not None:
+            queues.transact(lambda session: operations.refuse_unknown_batch(session, spec.entity, key), spec)
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
         """Return the criteria of the options, all of which must hold; rejects filters that do not apply to the

@@ -211,9 +211,9 @@ def plain(value: object, *, lines: bool = True) -> str:
     return readable(value, lines=lines)
 
 
-def tasks(number: int, spec: QueueSpec) -> str:
-    """Return a phrase such as ``3 tasks of Email``."""
-    return f"{number} task{'s' * (number != 1)} of {spec.name}"
+def tasks(number: int, *specs: QueueSpec) -> str:
+    """Return a phrase such as ``3 tasks of email``."""
+    return f"{number} task{'s' * (number != 1)} of {', '.join(spec.name for spec in specs)}"
 
 
 def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from .. import operations
 from .._support.texts import key_text, states_text
 from ..operations import BatchInfo, BatchProgress, FlowNode, Graph, spoken
-from ..queue.spec import QueueSpec
 from ..sql import present
 from ._options import AsJson, Queues
 from ._output import complain, facts, plain, print_json, print_record, print_table, refusal, report, say
@@ -42,7 +41,7 @@ def batches(queues: Queues, *, ended: Ended = False, limit: Most = 20, as_json: 
 
     Exit status: 0, even without batches; 2 for bad usage or a database that does not respond.
     """
-    spec = _flow(queues)
+    spec = queues.with_batches[0]
 
     def read(session: Session) -> tuple[list[BatchInfo], datetime]:
         return operations.batches(session, spec.entity, ended=ended, limit=limit + 1), present(session, spec)
@@ -64,7 +63,8 @@ def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson 
     """Show a batch or workflow: how its members have ended, its tasks, and what waits for what.
 
         sqlqueue batch --url postgresql+psycopg://me@host/shop shop.models:Base 'import 7'
-        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Page --batch 'import 7'
+        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Base --batch 'import 7'
+        sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Base --batch 'import 7'
 
     More than 12 tasks that wait for the same are one line. If there would be more than 200 lines, discarded tasks and
     the first ones have lines; the others share lines such as "7 more tasks". Of what a task waits for, three are named.
@@ -73,21 +73,25 @@ def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson 
     failed, else null), sealed (false if it takes further members), unfinished, completed, discarded, cancelled, skipped
     (members that were not needed), total, nodes, edges and left_out (the number of tasks in nodes that they share for
     want of room). A node has name, label, model, id (of a single task), key (of an event, or of another batch) and
-    states, an object of numbers; an edge has source, target (names of nodes) and when. null if there is no such batch.
+    states, an object of numbers; an edge has source, target (names of nodes) and when. null if there is no such batch,
+    as for an event.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     if mermaid and as_json:
         raise refusal("--mermaid cannot be combined with --json")
-    spec = _flow(queues)
+    spec = queues.with_batches[0]
 
-    def read(session: Session) -> tuple[BatchProgress | None, Graph | None]:
-        return operations.progress(session, spec.entity, key), operations.graph(session, spec.entity, key)
+    def read(session: Session) -> tuple[BatchProgress, Graph] | str:
+        found, drawn = operations.progress(session, spec.entity, key), operations.graph(session, spec.entity, key)
+        return operations.no_batch_text(session, spec.entity, key) if found is None or drawn is None else (found, drawn)
 
-    found, drawn = queues.transact(read, spec)
-    if found is None or drawn is None:
-        report(None, f"There is no batch {key}.", as_json=as_json)
-    elif mermaid:
+    whole = queues.transact(read, spec)
+    if isinstance(whole, str):
+        report(None, f"{whole}.", as_json=as_json)
+        return
+    found, drawn = whole
+    if mermaid:
         say(drawn.mermaid())
     elif as_json:
         print_json(_whole(found, drawn))
@@ -106,7 +110,7 @@ def open_(queues: Queues, key: EventKey, payload: Payload = None, as_json: AsJso
 
     Exit status: 0, changed or not; 2 for bad usage, the key of a batch, or a database that does not respond.
     """
-    spec = _flow(queues)
+    spec = queues.with_batches[0]
     try:
         value = None if payload is None else json.loads(payload)
     except ValueError as error:
@@ -114,17 +118,6 @@ def open_(queues: Queues, key: EventKey, payload: Payload = None, as_json: AsJso
     changed = queues.transact(lambda session: operations.open_event(session, spec.entity, key, value), spec)
     told = f"{key} is open." if changed else f"{key} was open already: nothing is changed."
     report({"key": key, "changed": changed}, told, as_json=as_json)
-
-
-def _flow(queues: Queues) -> QueueSpec:
-    """Return a queue whose tasks can be in batches."""
-    found = queues.chosen
-    flows = [spec for spec in found if spec.has_latches]
-    if not flows:
-        raise refusal(
-            f"the queues have no batches: derive {', '.join(e.entity.__name__ for e in found)} from FlowMixin"
-        )
-    return flows[0]
 
 
 def _state(found: BatchInfo | BatchProgress) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -116,8 +117,8 @@ class ConfirmedChange:
 
     verb: str
     done: str
-    spec: QueueSpec
-    where: Sequence[Criterion]
+    chosen: Mapping[QueueSpec, Sequence[Criterion]]
+    """The criteria of the tasks, by queue."""
     change: MassChange
     batches: Callable[[Session], Iterable[Batch]]
     """A function that carries out the change, in batches that each commit."""
@@ -131,15 +132,15 @@ class ConfirmedChange:
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
         """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
         stats = transact(url, self._counted)
-        found = {str(status): stats[status] for status in self.change.states}
-        found["abandoned"] = stats.abandoned if self.change.abandoned else 0
-        counts = {what: number for what, number in found.items() if number}
-        number = sum(counts.values())
-        is_capped = not stats.capped.isdisjoint(counts)
+        counts = Counter({str(status): sum(each[status] for each in stats) for status in self.change.states})
+        counts["abandoned"] = sum(each.abandoned for each in stats) if self.change.abandoned else 0
+        counts = +counts
+        number, capped = counts.total(), {name for each in stats for name in each.capped}
+        is_capped = not capped.isdisjoint(counts)
         if number:
-            parts = ", ".join(f"{part}{'+' if what in stats.capped else ''} {what}" for what, part in counts.items())
+            parts = ", ".join(f"{part}{'+' if what in capped else ''} {what}" for what, part in counts.items())
             if number > 1 or self.ends_all:
-                many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
+                many = f"{'at least ' if is_capped else ''}{tasks(number, *self.chosen)}"
                 confirm(f"{self.verb.replace('-', ' ')} {many} ({parts})", yes=yes)
         totals = BatchTotals()
         try:
@@ -151,34 +152,38 @@ class ConfirmedChange:
         kept = "protected" if self.deletes else "taken"
         done = {"tasks": totals.changed, kept: getattr(totals, kept), "stopped": totals.stopped}
         why_none = [self._why_none(stats)] if self.named and not totals.changed else []
-        report({"queue": self.spec.name, "action": self.verb, **done}, self._told(totals), *why_none, as_json=as_json)
+        name = ", ".join(spec.name for spec in self.chosen)
+        report({"queue": name, "action": self.verb, **done}, self._told(totals), *why_none, as_json=as_json)
         if totals.stopped:
             complain("Stopped. Finished batches are committed; run the same command again for the rest.")
             raise typer.Exit(STOPPED)
 
-    def _counted(self, session: Session) -> QueueStats:
+    def _counted(self, session: Session) -> list[QueueStats]:
         """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
         hide."""
-        affected = [] if self.named else [self.change.affected(self.spec)]
-        return operations.stats(session, self.spec.entity, *self.where, *affected, cap=CAP)
+        affected = {spec: [] if self.named else [self.change.affected(spec)] for spec in self.chosen}
+        return [
+            operations.stats(session, spec.entity, *where, *affected[spec], cap=CAP)
+            for spec, where in self.chosen.items()
+        ]
 
     def _told(self, totals: BatchTotals) -> str:
         number = totals.changed
-        told = f"{tasks(number, self.spec)} {'is' if number == 1 else 'are'} {self.done}."
+        told = f"{tasks(number, *self.chosen)} {'is' if number == 1 else 'are'} {self.done}."
         if totals.taken:
             told += f"\n{totals.taken} could not be changed: another task has the same unique_key."
         if totals.protected:
             are, them = ("is", "it") if totals.protected == 1 else ("are", "them")
-            told += f"\n{tasks(totals.protected, self.spec)} {are} kept: foreign keys reference {them}."
+            told += f"\n{tasks(totals.protected, *self.chosen)} {are} kept: foreign keys reference {them}."
         return told
 
-    def _why_none(self, stats: QueueStats) -> str:
+    def _why_none(self, stats: Iterable[QueueStats]) -> str:
         """Return the states of the named tasks, and hints for each."""
-        found = [status for status in Status if stats[status]]
+        found = [(status, number) for status in Status if (number := sum(each[status] for each in stats))]
         if not found:
             return "There is no such task."
-        states = ", ".join(f"{stats[status]} {status}" for status in found)
-        hints = [_HINTS[status] for status in found]
+        states = ", ".join(f"{number} {status}" for status, number in found)
+        hints = [_HINTS[status] for status, _ in found]
         affected = ", ".join([*self.change.states, *(["abandoned"] if self.change.abandoned else [])])
         return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
@@ -194,6 +199,7 @@ def retry(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson = 
     They become available, and may use all their attempts again.
 
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error 'ConnectionError%'
+        sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Base --batch 'import 7'
 
     Without a filter, all such tasks are retried. For more than one, the command shows their number and asks for
     confirmation.
@@ -256,6 +262,7 @@ def cancel(queues: Queues, filters: Filters, yes: Yes = False, as_json: AsJson =
     """Cancel tasks: all that are not final become cancelled, running ones included.
 
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
+        sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Base --batch 'import 7'
 
     Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
     For more than one task, and without a filter, the command shows their number and asks for confirmation.
@@ -294,18 +301,18 @@ def discard(queues: Queues, reason: Reason, filters: Filters, yes: Yes = False, 
 def _change(
     queues: Queues, filters: Filters, change: MassChange, verb: str, done: str, *, yes: bool, as_json: bool
 ) -> None:
-    """Change the tasks that the filters select; ``done`` completes "3 tasks are"."""
-    spec = queues.only
-    chosen = filters.criteria(spec)
+    """Change the tasks that the filters select, in all queues those of a batch; ``done`` completes "3 tasks are"."""
+    specs = [queues.only] if filters.batch is None or filters.ids else queues.with_batches
+    chosen = {spec: filters.criteria(spec) for spec in specs}
+    filters.verify(queues, specs[0])
     ConfirmedChange(
         verb=verb,
         done=done,
-        spec=spec,
-        where=chosen,
+        chosen=chosen,
         change=change,
         named=bool(filters.ids),
-        ends_all=verb in {"cancel", "discard"} and not chosen,
-        batches=lambda session: change.in_batches(session, spec, chosen),
+        ends_all=verb in {"cancel", "discard"} and not any(chosen.values()),
+        batches=partial(change.in_batches, chosen=chosen),
     ).carry_out(queues.url, yes=yes, as_json=as_json)
 
 
@@ -364,8 +371,7 @@ def prune(
     ConfirmedChange(
         verb="prune",
         done="deleted",
-        spec=spec,
-        where=[is_prunable(spec, older_than, adopted=adopted)],
+        chosen={spec: [is_prunable(spec, older_than, adopted=adopted)]},
         change=MassChange(change=operations.prune, states=FINAL),
         batches=partial(_in_batches, delete=delete, limit=limit),
         deletes=True,

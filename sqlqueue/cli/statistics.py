@@ -216,11 +216,10 @@ def stats(
         raise refusal("--watch is for people: leave out --json")
     if (by and timeline) or ((bucket or since) and not timeline):
         raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
-    specs = queues.chosen if not (by or timeline) else [queues.only]
-    if batch is not None and len(specs) > 1:
-        specs = [spec for spec in specs if spec.has_latches] or specs
+    specs = [queues.only] if by or timeline else queues.chosen if batch is None else queues.with_batches
     filters = Filters(topic=topic, function=function, batch=batch, where=where)
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
+    filters.verify(queues, specs[0])
     spec, criteria = chosen[0]
     bucket, since, cap = bucket or timedelta(hours=1), since or timedelta(days=1), None if exact else CAP
     for _ in repeated(watch):

@@ -155,6 +155,7 @@ def list_tasks(
     """
     spec = queues.only
     chosen = filters.criteria(spec)
+    filters.verify(queues, spec)
     terms = order(spec, order_by or ())
     wanted = None if columns is None else columns_of(spec, columns)
     found = queues.transact(

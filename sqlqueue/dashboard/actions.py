@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +87,8 @@ async def stop(request: Request) -> Response:
 
 
 async def _change_tasks(request: Request, what: RequestedAction) -> Response:
-    site, viewer, where = site_of(request), viewer_of(request), what.criteria
-    batches = partial(what.change.in_batches, spec=what.spec, where=where)
+    site, viewer = site_of(request), viewer_of(request)
+    batches = partial(what.change.in_batches, chosen=what.chosen)
     number, _, is_capped = await _counted(request, what)
     change = Change(what=_action_text(what), by=viewer, total=None if is_capped else number)
     await site.begin(change, batches)
@@ -96,16 +97,19 @@ async def _change_tasks(request: Request, what: RequestedAction) -> Response:
 
 async def _counted(request: Request, what: RequestedAction) -> tuple[int, list[tuple[str, int]], bool]:
     """Return how many tasks would be changed, by state, and whether counting stopped at the cap."""
-    site, spec, change, where = site_of(request), what.spec, CHANGES[what.action], what.criteria
+    site, change, chosen = site_of(request), CHANGES[what.action], what.chosen
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
         scan = None if what.keys else SCAN  # keys are found by the primary key
-        found = operations.stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
-        states = [(str(status), number) for status, number in found.counts.items() if number]
         possible = change.states if what.filter.state is None else {what.filter.state}
-        return found.total, states, not found.capped.isdisjoint(possible)
+        counts, is_capped = Counter[str](), False
+        for spec, where in chosen.items():
+            found = operations.stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
+            counts.update({str(status): number for status, number in found.counts.items()})
+            is_capped |= not found.capped.isdisjoint(possible)
+        return counts.total(), [(status, number) for status, number in counts.items() if number], is_capped
 
-    return await site.database.run(site.time_limited(read, spec))
+    return await site.database.run(site.time_limited(read, what.spec))
 
 
 def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
@@ -124,7 +128,7 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
         case Action.SET_RATE:
             starts, per = what.text("starts"), what.text("per")
             return lambda session: operations.set_rate(session, entity, key, _rate(starts, per))
-    where, schedule = what.criteria, what.text("schedule") or None
+    where, schedule = what.chosen[what.spec], what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")
     if what.action is Action.UNSCHEDULE:
@@ -157,19 +161,23 @@ def _back(request: Request, what: RequestedAction, change: str | None = None) ->
             return link("queue", name)
     if len(what.keys) == 1:
         return link("queue", name, "task", key=what.keys[0], change=change)
-    if what.text("back") == "batch":
+    if what.whole:
         return link("batch", key=what.filter.batch, change=change)
     return link("queue", name, **what.filter.query, change=change)
 
 
 def _action_text(what: RequestedAction) -> str:
-    name = what.spec.name
+    name = what.name
     if what.action not in CHANGES:
         return readable(f"{what.action} {name}: {_pairs(what.texts.multi_items())}")
-    some = f"{', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"
-    tasks = some if what.keys else f"where {_pairs(what.filter.query.items())}" if what.filter.query else "all"
+    if what.keys:
+        tasks = f" {', '.join(what.keys[:FEW])}{' …' if len(what.keys) > FEW else ''}"
+    elif what.whole:
+        tasks = ""
+    else:
+        tasks = f" where {_pairs(what.filter.query.items())}" if what.filter.query else " all"
     given = next((text for field in _ENTERED if (text := what.text(field))), "")
-    return readable(f"{what.action} {name} {tasks}{': ' if given else ''}{given}")
+    return readable(f"{what.action} {name}{tasks}{': ' if given else ''}{given}")
 
 
 def _pairs(texts: Iterable[tuple[str, str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ from .._support.texts import states_text
 from ..model.companions import latches_of
 from ..operations import BatchInfo, BatchProgress, FlowEdge, FlowNode, Graph, member_of
 from ..operations.paging import Page, find_all, key_of
-from ..queue.options import Status
+from ..queue.options import FINAL, Status
 from ..queue.spec import QueueSpec, spec_of
 from ..sql import present, state
 from ..transaction import open_
@@ -94,9 +94,12 @@ async def show_batch(request: Request) -> Response:
         found = await site.read(("batch", key), read, spec)
     except ArgumentError as error:
         raise HTTPException(404, str(error)) from error
-    if found is None:
-        raise HTTPException(404, "There is no such batch: it was forgotten some time after its end, or never existed.")
+    if isinstance(found, str):
+        raise HTTPException(404, f"{found[:1].upper()}{found[1:]}.")
     batch, graph, culprits, now = found
+    counts = Counter[str]()
+    for entity, states in graph.members.items():
+        counts.update(states if spec_of(entity).name in site.queues else {})
     return respond(
         request,
         "batch.html",
@@ -104,8 +107,10 @@ async def show_batch(request: Request) -> Response:
         now=now,
         graph=graph,
         members=[_members(spec_of(entity), states) for entity, states in graph.members.items()],
-        shown={spec.name for spec in site.queues.values()},
+        shown=site.queues,
         culprits=culprits,
+        has_failed="discarded" in counts,
+        has_unfinished=not counts.keys() <= {*FINAL, "skipped"},
         drawing=draw(graph),
         places=places_of(request),
         waits=graph.waits_text(NAMED),
@@ -113,10 +118,10 @@ async def show_batch(request: Request) -> Response:
     )
 
 
-def _read(session: Session, spec: QueueSpec, exposure: Exposure, names: set[str], key: str) -> Found | None:
+def _read(session: Session, spec: QueueSpec, exposure: Exposure, names: set[str], key: str) -> Found | str:
     progress, graph = operations.progress(session, spec.entity, key), operations.graph(session, spec.entity, key)
     if progress is None or graph is None:
-        return None
+        return operations.no_batch_text(session, spec.entity, key)
     failing = [spec_of(entity) for entity, states in graph.members.items() if states.get(Status.DISCARDED)]
     culprits = [_culprits(session, exposure, each, key) for each in failing if each.name in names]
     return progress, graph, culprits, present(session, spec)
@@ -143,8 +148,7 @@ def _members(spec: QueueSpec, states: Mapping[str, int]) -> dict[str, Any]:
         width = 100 * states[name] / total
         shares.append(Share(name, states[name], round(x, 3), round(width, 3)))
         x += width
-    unfinished = any(name not in ("completed", "cancelled", "discarded", "skipped") for name in states)
-    return {"spec": spec, "shares": shares, "has_failed": "discarded" in states, "has_unfinished": unfinished}
+    return {"spec": spec, "shares": shares}
 
 
 # -- the graph: layers from left to right. All positions are pixels ---------------------------------------------------

@@ -71,6 +71,8 @@ class RequestedAction:
 
     action: Action
     spec: QueueSpec
+    whole: Sequence[QueueSpec]
+    """The queues of the batch that the filter names, if the action is one on a whole batch."""
     filter: Filter
     keys: Sequence[str]
     """The keys of the tasks; if empty, all tasks that the filter matches."""
@@ -82,14 +84,22 @@ class RequestedAction:
         return self.texts.get(name, "").strip()
 
     @property
-    def criteria(self) -> list[Criterion]:
-        """The criteria of the tasks; 400 if they are invalid."""
-        state = self.filter.state
-        in_state = [] if state is None else [in_states(self.spec, [state], abandoned=False)]
+    def name(self) -> str:
+        """What it changes: a queue, or a batch."""
+        return f"batch {self.filter.batch}" if self.whole else self.spec.name
+
+    @property
+    def chosen(self) -> dict[QueueSpec, list[Criterion]]:
+        """The criteria of the tasks, by queue; 400 if they are invalid."""
         try:
-            return [of_keys(self.spec, self.keys)] if self.keys else [*self.filter.criteria(self.spec), *in_state]
+            return {spec: self._criteria(spec) for spec in self.whole or [self.spec]}
         except ArgumentError as error:
             raise HTTPException(400, str(error)) from error
+
+    def _criteria(self, spec: QueueSpec) -> list[Criterion]:
+        state = self.filter.state
+        in_state = [] if state is None else [in_states(spec, [state], abandoned=False)]
+        return [of_keys(spec, self.keys)] if self.keys else [*self.filter.criteria(spec), *in_state]
 
     @property
     def change(self) -> MassChange:
@@ -132,14 +142,18 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
     action = permitted(request, ON_QUEUES)
     site = site_of(request)
     spec = site.queue(request)
-    by_filter = fields.get("scope") == "filter"
+    is_of_batch = fields.get("scope") == "batch"
+    by_filter = is_of_batch or fields.get("scope") == "filter"
     keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
     if action in CHANGES and not by_filter and not keys:
         raise HTTPException(400, "Select tasks first.")
     if len(keys) > MAX_KEYS:
         raise HTTPException(400, f"Select at most {MAX_KEYS} tasks, or all that match a filter.")
     chosen = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
-    return RequestedAction(action=action, spec=spec, filter=chosen, keys=keys, texts=fields)
+    if is_of_batch and not chosen.batch:
+        raise HTTPException(400, "Select a batch first.")
+    whole = [each for each in site.queues.values() if each.has_latches] if is_of_batch else []
+    return RequestedAction(action=action, spec=spec, whole=whole, filter=chosen, keys=keys, texts=fields)
 
 
 # -- the filter of a queue's page, as given by its URL or form --------------------------------------------------------

@@ -14,8 +14,10 @@ from .flows import (
     batches,
     cancel_batch,
     member_of,
+    no_batch_text,
     predecessors,
     progress,
+    refuse_unknown_batch,
     unfinished_batches,
 )
 from .graphs import Around, FlowEdge, FlowNode, Graph, around, graph

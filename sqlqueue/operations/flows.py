@@ -13,6 +13,7 @@ from sqlalchemy import Select, and_, func, select
 from .._support.checks import count
 from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
+from ..lifecycle.kind import moment_text
 from ..model.companions import OUTCOMES, latches_of
 from ..model.declaration import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, Where
@@ -193,6 +194,24 @@ def progress(session: AnySession, entity: type[QueueMixin], key: str) -> BatchPr
         for name, number in states.items():
             counts[name if name in OUTCOMES else "unfinished"] += number
     return _progress(row, counts) if sees_all or counts else None
+
+
+def refuse_unknown_batch(session: AnySession, entity: type[QueueMixin], key: str) -> None:
+    """Raise :class:`.ArgumentError` if no batch has this key."""
+    if batch_row(Latches.of(session_of(session), flow_spec(entity)), key) is None:
+        raise ArgumentError(no_batch_text(session, entity, key))
+
+
+def no_batch_text(session: AnySession, entity: type[QueueMixin], key: str) -> str:
+    """Return what is told of a key that no batch has, or of whose batch a session may see nothing."""
+    session, spec = session_of(session), flow_spec(entity)
+    latches = Latches.of(session, spec)
+    asked = select(latches.c.opened_at).where(latches.c.id == check_key(key), latches.c.sealed == EVENT)
+    sees_all = not any(is_restricted(session, latches.adapter, each) for each in latches.flows.values())
+    for (opened,) in latches.read(spec, asked) if sees_all else ():
+        state = "it is not open yet" if opened is None else f"it was opened at {moment_text(opened)}"
+        return f"{key!r} is an event, not a batch: {state}"
+    return f"there is no batch {key!r}: it was forgotten some time after its end, or never existed"
 
 
 def batch_row(latches: Latches, key: str) -> Any:

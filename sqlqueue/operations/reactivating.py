@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -290,11 +290,13 @@ class MassChange:
         """Return the criterion of the tasks that it changes."""
         return in_states(spec, self.states, abandoned=self.abandoned, early=self.early)
 
-    def in_batches(self, session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> Iterator[Batch]:
-        """Change the tasks that satisfy ``where``, and commit after each batch."""
-        chosen = only(spec, self.affected(spec), *within(session, spec, where))
-        change = self.change
-        return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
+    def in_batches(self, session: Session, chosen: Mapping[QueueSpec, Sequence[Criterion]]) -> Iterator[Batch]:
+        """Change the ``chosen`` tasks of each queue, and commit after each batch."""
+        for spec, where in chosen.items():
+            affected = only(spec, self.affected(spec), *within(session, spec, where))
+            yield from in_batches(
+                session, spec, affected, partial(self.change, session, spec.entity, *where), size=BATCH
+            )
 
 
 def in_states(spec: QueueSpec, states: Iterable[Status], *, abandoned: bool, early: bool = False) -> Criterion:

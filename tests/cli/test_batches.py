@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.invoking import called, told
+from tests.cli.invoking import called, told, words
 from tests.support.flows import Note, Page, sync_flow
 from tests.support.harness import Database
 
@@ -80,8 +80,48 @@ def test_errors_of_tasks_that_were_not_run_name_what_has_failed(filled: Database
     assert [each for each in tell(filled, "errors", model="Page").splitlines() if "because" in each] == [line]
 
 
+@pytest.mark.every_engine
+def test_a_whole_batch_is_retried_and_cancelled(filled: Database) -> None:
+    """Its members in all queues, for which one confirmation is enough."""
+    with filled.begin() as session:
+        session.enqueue(Note(name="member"), into="import 8")
+        session.discard(session.claim_many(Page, Page.status == "available", limit=2), "boom")
+        session.discard(session.claim(Note, Note.name == "member"), "boom")
+    asked = called(filled, "retry", "--batch", "import 8", target="tests.support.flows:Flow")
+    assert "retry 2 tasks of flow_note, flow_page (2 discarded)" in asked.stderr
+    told = tell(filled, "retry", "--batch", "import 8", "--yes")
+    assert told == "2 tasks of flow_note, flow_page are available again.\n"
+    done = tell(filled, "cancel", "--batch", "import 8", "--yes", "--json")
+    assert (done["queue"], done["action"], done["tasks"]) == ("flow_note, flow_page", "cancel", 15)
+    assert filled.committed.progress(Page, "import 8").unfinished == 0
+    assert (
+        tell(filled, "cancel", "--batch", "import 7", "--yes", "--queue", "Note")
+        == "0 tasks of flow_note are cancelled.\n"
+    )
+
+
+@pytest.mark.every_engine
+def test_a_batch_that_does_not_exist_is_refused(filled: Database) -> None:
+    filled.committed.enqueue(Note(name="label"), after="label:7")
+    for command in (["list", "-q", "Page"], ["stats"], ["retry"], ["cancel", "--yes"], ["rerun", "-q", "Page"]):
+        for key, text in {
+            "nope": "there is no batch 'nope'",
+            "label:7": "'label:7' is an event, not a batch: it is not open yet",
+        }.items():
+            result = called(filled, *command, "--batch", key, target="tests.support.flows:Flow")
+            assert (result.exit_code, text in words(result.output)) == (2, True), (command, result.output)
+
+
+@pytest.mark.every_engine
+def test_an_event_is_no_batch(filled: Database) -> None:
+    filled.committed.enqueue(Note(name="label"), after="label:7")
+    assert tell(filled, "batch", "label:7") == "'label:7' is an event, not a batch: it is not open yet.\n"
+    filled.committed.open_event(Page, "label:7")
+    assert tell(filled, "batch", "label:7").startswith("'label:7' is an event, not a batch: it was opened at 2")
+    assert tell(filled, "batch", "label:8").startswith("there is no batch 'label:8': it was forgotten")
+
+
 def test_tasks_of_a_batch(filled: Database) -> None:
-    assert tell(filled, "list", "--batch", "nothing", "--json", model="Page") == []
     assert len(tell(filled, "list", "--batch", "import 8", "--json", model="Page")) == 14
     assert [each["total"] for each in tell(filled, "stats", "--batch", "import 8", "--json")] == [0, 14]
     for command, number in (("retry", 1), ("cancel", 14)):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import httpx2
@@ -28,10 +29,13 @@ from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from tests.dashboard.clients import OWN, TOKEN
+from tests.support.flows import Flow, Note, Page, sync_flow
 from tests.support.harness import Database
 from tests.support.models import Mail
 from tests.support.rows import PAST, TOMORROW
 from tests.support.workers import eventually
+
+__all__ = ["sync_flow"]
 
 PAGES = (
     "/",
@@ -57,6 +61,25 @@ def test_pages(sync_db: Database) -> None:
         assert {path: answer.status_code for path, answer in texts.items() if answer.status_code != 200} == {}
     assert 'sqlqueue_tasks{queue="mail",status="discarded"} 3.0' in texts["/metrics"].text
     assert re.search(r'<a href="/queue/mail\?error_group=\w+">3</a>', texts["/errors"].text)
+
+
+def test_a_whole_batch_is_retried_and_cancelled(sync_flow: Database) -> None:
+    with sync_flow.begin() as session, session.batch("import 7") as batch:
+        batch.add(Page, [{} for _ in range(2)])
+        batch.add(Note(name="member"))
+    with sync_flow.begin() as session:
+        for model in (Page, Note):
+            session.discard(session.claim(model), "boom")
+    app = Dashboard(sessionmaker(sync_flow.engine), Flow, authorize=lambda _: Viewer("ada", list(Action)))
+    with TestClient(app, headers=OWN) as client:
+        for action, told in (("retry", "2 of 2"), ("cancel", "3 of 3")):
+            (path,) = set(re.findall(rf'href="([^"]*/confirm/{action}[^"]*)"', client.get("/batch?key=import+7").text))
+            form = client.get(unescape(path)).text
+            fields = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]+)"', form))
+            done = client.post(path.partition("?")[0].replace("confirm/", ""), data=fields, follow_redirects=True)
+            assert f"{action} batch import 7. {told} tasks changed" in " ".join(done.text.split())
+        assert "/confirm/" not in client.get("/batch?key=import+7").text
+    assert sync_flow.committed.progress(Page, "import 7").cancelled == 3
 
 
 @pytest.mark.parametrize(

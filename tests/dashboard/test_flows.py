@@ -16,7 +16,7 @@ from sqlqueue import Graph
 from sqlqueue.dashboard.flows import BETWEEN_LAYERS, HEIGHT, WIDTH, draw
 from sqlqueue.operations import FlowEdge, FlowNode
 from tests.dashboard.models import Step
-from tests.dashboard.serving import dashboard, fill_batch
+from tests.dashboard.serving import HOSTILE, dashboard, fill_batch
 
 
 @pytest.fixture(autouse=True)
@@ -52,18 +52,21 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
     assert '<a href="/queue/step?batch=import+7" aria-label="40 tasks of Step: 40 waiting">' in svg
     for action in ("retry", "cancel"):
         (path,) = re.findall(rf'href="(/queue/step/confirm/{action}\?[^"]*)"', html)
-        assert path == f"/queue/step/confirm/{action}?scope=filter&amp;batch=import+7&amp;back=batch"
-    form = app.get("/queue/step/confirm/retry?scope=filter&batch=import+7&back=batch").text
-    assert "1 task" in text_of(form)
+        assert path == f"/queue/step/confirm/{action}?scope=batch&amp;batch=import+7"
+    form = app.get("/queue/step/confirm/retry?scope=batch&batch=import+7").text
+    assert "Retry: batch import 7 1 task will be changed: 1 discarded." in text_of(form)
     assert '<a class="button" data-close href="/batch?key=import+7">Back</a>' in form
     fields = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]+)"', form))
     done = app.post("/queue/step/retry", data=fields, follow_redirects=True)
     assert done.url.path == "/batch"
-    assert "1 of 1 tasks changed" in text_of(done.text)
+    assert "Done: retry batch import 7. 1 of 1 tasks changed" in text_of(done.text)
     assert "Only members of the batch" in app.get("/queue/step?batch=import+7").text
     assert "✕ discarded" not in text_of(app.get("/batch?key=import+7").text).partition("Members")[2]
     assert "No matching tasks." in app.get("/queue/step?batch=nothing").text
     assert app.get("/batch?key=nothing").status_code == app.get("/batch?key=a/b").status_code == 404
+    assert app.get("/queue/step/confirm/cancel?scope=batch").status_code == 400
+    label = app.get("/batch", params={"key": HOSTILE.replace("/", "")})
+    assert (label.status_code, "is an event, not a batch: it is not open yet." in label.text) == (404, True)
 
 
 def test_errors_of_tasks_that_were_not_run_link_to_what_has_failed(app: TestClient) -> None:

@@ -111,7 +111,7 @@ def test_a_task_that_fails_anew_leaves_the_group_that_is_being_changed(
     sync_db.insert(Task, [{"id": n, **FAILED, "error": "x", "error_group": error_group("x 1")} for n in (1, 2)])
     spec, chosen = spec_of(Task), in_error_group(Task, error_group("x 1"))
     with sync_db.session() as actor:
-        batches = RETRY.in_batches(actor.session, spec, [chosen])
+        batches = RETRY.in_batches(actor.session, {spec: [chosen]})
         assert next(batches).changed == 1
         sync_db.execute(update(Task).where(Task.status == "discarded").values(error_group=error_group("y")))
         assert [batch.changed for batch in batches] == [0]
