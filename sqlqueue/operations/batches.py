@@ -144,7 +144,8 @@ class TaskBatch:
         latches = Latches.of(session, spec, Access.CHANGE)
         if self._into is not None:
             members = {ANY, *(each.spec.name for each in self._callbacks)}
-            rows[0]["reports_to"] = outer = Place(latches, spec).join(self._into, members)
+            place = Place(latches, spec)
+            rows[0]["reports_to"] = outer = place.join(place.batch_of(self._into), members, self._into)
             for group in self._callbacks:
                 group.values["reports_to"] = outer
         latches.insert(rows)

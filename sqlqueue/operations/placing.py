@@ -82,10 +82,8 @@ class Place:
     links: list[str] = field(default_factory=list)
     """Latches that may open at once."""
 
-    def join(self, into: Awaited, members: Iterable[str]) -> str:
-        """Let tasks of these tables become members of a batch, or of the one in which a task is, for which its
-        successors wait.  Returns the key of their latch."""
-        key: str | None = self._batch_of(into)
+    def join(self, key: str | None, members: Iterable[str], into: Awaited) -> str:
+        """Let tasks of these tables become members of a latch, that of ``into``.  Returns its key."""
         row = None if key is None else self.latches.share(key, members=members)
         if key is None or row is None or row.sealed == EVENT:
             raise ArgumentError(f"into={into!r}: there is no such batch yet, or the task is in none")
@@ -93,10 +91,23 @@ class Place:
             raise BatchClosedError(f"the batch {key!r} has ended: it takes no more members", key=key)
         return key
 
-    def refuse_cycle(self, into: Awaited, after: Iterable[Awaited]) -> None:
-        """Raise :class:`.ArgumentError` if one of ``after`` waits for the end of the batch ``into``, directly or not: a
-        member that waits for it would never start."""
-        batch, latches, c = self._batch_of(into), self.latches, self.latches.c
+    def refuse_cycle(self, batch: str | None, after: Iterable[Awaited]) -> None:
+        """Raise :class:`.ArgumentError` if one of ``after`` waits for the end of this batch, directly or not: a member
+        that waits for it would never start."""
+        depending, waiting = self.depending(batch)
+        for each in after:
+            if isinstance(each, str):
+                closes_cycle = each in depending
+            else:
+                own = self._spec_of(each)
+                closes_cycle = waiting and self._row_of(each, case((is_waiting(own), own["waits_for"]))) in depending
+            if closes_cycle:
+                text = f"after={each!r} waits for the batch {batch!r}, of which this task is to be a member"
+                raise ArgumentError(f"{text}: it would never start")
+
+    def depending(self, batch: str | None) -> tuple[set[str | None], bool]:
+        """Return a latch and all that open after it, and whether tasks wait for one of these."""
+        latches, c = self.latches, self.latches.c
         depending, todo, waiting = {batch}, [batch], False
         while todo:
             asked = select(c.id, c.reports_to, c.waiters).where(latches.adapter.rows.one_of(latches.spec, c.id, todo))
@@ -108,15 +119,7 @@ class Place:
                 above.update(latch for (latch,) in latches.read(spec, reports) if latch is not None)
             todo = list(above - depending)
             depending |= above
-        for each in after:
-            if isinstance(each, str):
-                closes_cycle = each in depending
-            else:
-                own = self._spec_of(each)
-                closes_cycle = waiting and self._row_of(each, case((is_waiting(own), own["waits_for"]))) in depending
-            if closes_cycle:
-                text = f"after={each!r} waits for the batch {batch!r}, of which this task is to be a member"
-                raise ArgumentError(f"{text}: it would never start")
+        return depending, waiting
 
     def wait(self, after: Iterable[Awaited], when: str, timeout: timedelta | None) -> None:
         """Let the tasks wait for others."""
@@ -173,7 +176,8 @@ class Place:
         latches.open([key])
         return key
 
-    def _batch_of(self, into: Awaited) -> Any:
+    def batch_of(self, into: Awaited) -> str | None:
+        """Return the key of a batch, or the latch to which a task reports, and for which its successors wait."""
         return into if isinstance(into, str) else self._row_of(into, self._spec_of(into)["reports_to"])
 
     def _spec_of(self, task: object) -> QueueSpec:
@@ -215,9 +219,10 @@ class Placing(NamedTuple):
         if self.after is not None and not given:
             raise ArgumentError("after=[]: give tasks, or keys of batches or events")
         if self.into is not None:
+            batch = place.batch_of(self.into)
             if given:
-                place.refuse_cycle(self.into, given)
-            place.values["reports_to"] = place.join(self.into, [spec.name])
+                place.refuse_cycle(batch, given)
+            place.values["reports_to"] = place.join(batch, [spec.name], self.into)
         if given:
             place.wait(given, self.when, self.timeout)
         return place
@@ -253,11 +258,17 @@ def attend(latches: Latches, key: str, waiter: str) -> Any:
     return row
 
 
-def payload_of(session: Session, spec: QueueSpec, key: str) -> tuple[bool, Any]:
+def payload_of(session: Session, spec: QueueSpec, key: str, own: str | None) -> tuple[bool, Any]:
     """Return whether an event is open for which a task of this queue waits from now on, or a batch has ended; and the
-    payload, or how many of its members have ended in which way."""
+    payload, or how many of its members have ended in which way.
+
+    ``own``: the latch to which the task reports.  Raises :class:`.ArgumentError` for a batch that waits for that one.
+    """
     latches = Latches.of(session, flow_spec(spec.entity, "wait for an event"), Access.CHANGE)
-    if attend(latches, key, spec.name).opened_at is None:
+    row = attend(latches, key, spec.name)
+    if row.opened_at is None:
+        if own is not None and row.sealed != EVENT and key in Place(latches, spec).depending(own)[0]:
+            raise ArgumentError(f"the batch {key!r} waits for this task, which would wait for it: neither would end")
         return False, None
     row = latches.latest(key, "sealed", "payload", *OUTCOMES)
     return True, row.payload if row.sealed == EVENT else {name: getattr(row, name) for name in OUTCOMES}

@@ -115,7 +115,8 @@ class Steps:
         ``event`` may also be the key of a batch (:func:`.batch`), for instance of one that a step before has enqueued;
         the result is then how many of its members have ended in which way: ``{"completed": 20, "discarded": 1, ...}``.
 
-        The model also derives from :class:`.FlowMixin`.
+        The model also derives from :class:`.FlowMixin`.  Raises :class:`.ArgumentError` for a batch that cannot end
+        before this task does, such as its own.
         """
         if timeout is not None:
             duration("timeout", timeout)
@@ -149,7 +150,7 @@ class Steps:
         self, session: Session, before: Mapping[str, Any] | None, event: str, timeout: timedelta | None
     ) -> Mapping[str, Any]:
         """Return what is recorded of a step that waits: with a payload if it has ended."""
-        is_open, payload = payload_of(session, self._job.handler.spec, event)
+        is_open, payload = payload_of(session, self._job.handler.spec, event, self._job.latch)
         if is_open:
             return {"event": event, "payload": payload}
         if before is None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, String, delete, func, select, update
+from sqlalchemy import Identity, String, delete, event, func, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -1174,6 +1174,24 @@ def test_members_that_would_wait_for_their_own_batch_are_refused(flow: Database)
     flow.committed.enqueue(Page(name="instead"), after=fourth, into=third, when="failed")
     work(flow)
     assert {ends(flow)[name] for name in ("third", "instead")} == {"completed"}
+
+
+@pytest.mark.sync_only
+def test_the_place_of_a_task_is_read_once(flow: Database) -> None:
+    with flow.begin() as session, session.batch("import") as batch:
+        first = batch.add(Page(name="first"))
+    flow.committed.enqueue(second := Page(name="second"))
+    sent = list[str]()
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(" ".join(statement.split()))
+
+    event.listen(flow.session_engine, "before_cursor_execute", note)
+    with flow.begin() as session:
+        session.enqueue(Note(name="last"), after=second, into=first)
+    event.remove(flow.session_engine, "before_cursor_execute", note)
+    reads = [each for each in sent if each.startswith("SELECT flow_page.reports_to FROM flow_page WHERE flow_page.id")]
+    assert len(reads) == 2, "of the first task, whose place it is, and of the second, for which it waits"
 
 
 # -- graphs, compared with a model in Python --------------------------------------------------------------------------

@@ -288,6 +288,27 @@ def test_a_wait_goes_on_if_it_is_woken_and_may_be_for_another_event_then(sync_fl
     assert [page.result for page in load_all(sync_flow, Page)] == [None]
 
 
+def test_a_wait_for_a_batch_that_waits_for_the_task_itself_is_refused(sync_flow: Database) -> None:
+    worker = Worker(sync_flow.sessions())
+    worker.handler(Page)(lambda steps, page: steps.wait("end", page.name, timeout=LONG))
+    with sync_flow.begin() as session, session.batch("outer") as outer:
+        outer.add(Page(name="outer", max_attempts=1))
+    with sync_flow.begin() as session, session.batch("inner", into="outer") as inner:
+        first = inner.add(Page(name="outer", max_attempts=1))
+        inner.add(Page(name="inner"), after=first)
+    with sync_flow.begin() as session, session.batch("other") as other:
+        other.add(Page(name="inner"))
+    drain(worker, raise_errors=False)
+    refused = "the batch 'outer' waits for this task, which would wait for it: neither would end"
+    found = [(page.name, page.status, refused in (page.error or "")) for page in load_all(sync_flow, Page)]
+    assert found == [
+        ("outer", "discarded", True),
+        ("outer", "discarded", True),
+        ("inner", "cancelled", False),
+        ("inner", "completed", False),
+    ], "and of a batch that waits for something else it is not"
+
+
 @pytest.mark.one_engine
 def test_drain_passes_what_a_task_sleeps(sync_db: Database) -> None:
     worker, calls = Worker(sync_db.sessions()), list[int]()
