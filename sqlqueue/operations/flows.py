@@ -315,12 +315,16 @@ def _is_batch(latches: Latches) -> Criterion:
     return and_(latches.c.sealed != EVENT, latches.c.id.not_like(f"%{PART}%"))
 
 
-def waited_text(session: AnySession, spec: QueueSpec, key: str) -> str:
-    """Return what is missing until a latch opens, as far as the session sees it, with examples."""
+def waited_text(session: AnySession, spec: QueueSpec, key: str, when: str) -> tuple[str, str]:
+    """Return in words what a task waits for, and what is missing until then, as far as the session sees it, with
+    examples."""
     latches = Latches.of(session_of(session), spec)
     ids, c, rows = [*below(latches, [key])], latches.c, latches.adapter.rows
     closed = (c.sealed == EVENT, c.opened_at.is_(None), rows.one_of(spec, c.id, ids))
-    told = [f"the event {each!r} is not open" for (each,) in latches.read(spec, select(c.id).where(*closed).limit(3))]
+    events = [each for (each,) in latches.read(spec, select(c.id).where(*closed).limit(3))]
+    if events == [key]:
+        return f"the event {key!r} to be opened", "it is not open yet"
+    told = [f"the event {each!r} is not open" for each in events]
     left, total, examples = 0, 0, list[str]()
     for each in latches.flows.values():
         members = within(latches.session, each, (rows.one_of(each, each["reports_to"], ids),))
@@ -334,7 +338,9 @@ def waited_text(session: AnySession, spec: QueueSpec, key: str) -> str:
                 examples.append(f"{each.entity.__name__} {key_text(identity)} is {state}")
     if left:
         told.append(f"{_many(left)} of {_many(total)} tasks are unfinished")
-    return "; ".join([*told, *examples]) or "nothing of it is unfinished"
+    what = "other tasks" if PART in key else repr(key)
+    end = {COMPLETED: "to be completed", FAILED: "to fail"}.get(when, "to be final")
+    return f"{what} {end}", "; ".join([*told, *examples]) or "nothing of it is unfinished"
 
 
 def _many(number: int) -> str:

@@ -42,7 +42,6 @@ from .control import pauses_of
 from .flows import waited_text
 from .latches import NOT_RUN, SKIPPED, shown_state
 from .paging import finds_finished
-from .placing import PART
 from .recording import attempt_text, brief, reported, spoken, was_set_aside
 from .workers import holder_of, workers
 
@@ -138,7 +137,9 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
         return damage
     state = _state(seen)
     if state is not None and state.cause is Cause.WAITS:
-        return [replace(state, text=f"{state.text}: {waited_text(session, seen.spec, seen.values['waits_for'])}")]
+        what, missing = waited_text(session, seen.spec, seen.values["waits_for"], seen.values["waits_when"])
+        until = "" if state.until is None else f", or until {moment_text(state.until)}"
+        return [replace(state, text=f"it waits for {what}{until}: {missing}")]
     if state is not None and state.cause is Cause.NOT_DUE:
         return [state, *_obstacles(session, seen)]
     if state is not None and state.cause is not Cause.LEASE_EXPIRED:
@@ -191,13 +192,8 @@ _FAR = REACH / 2
 def _not_due(status: Status, values: Any, now: datetime) -> Reason:
     moment, tries = values["available_at"], values["attempt"]
     if status is Status.WAITING:
-        ends = {"completed": "to be completed", "failed": "to fail"}
-        key = values["waits_for"]
-        what = "other tasks" if PART in key else repr(key)
-        text = f"it waits for {what} {ends.get(values['waits_when'], 'to be final')}"
-        if moment - now > _FAR:  # it was the latest time, which was made representable
-            return Reason(cause=Cause.WAITS, text=text)
-        return Reason(cause=Cause.WAITS, text=f"{text}, or until {moment_text(moment)}", until=moment)
+        is_far = moment - now > _FAR  # it was the latest time, which was made representable
+        return Reason(cause=Cause.WAITS, text="it waits", until=None if is_far else moment)
     counted = attempt_text(tries, values["max_attempts"])
     failed = f"attempt {counted} failed, and " if status is Status.RETRYABLE else ""
     if was_set_aside(values["error"]):

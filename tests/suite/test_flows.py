@@ -32,6 +32,7 @@ from sqlqueue import (
     claim_of,
 )
 from sqlqueue.dialects import adapter_for
+from sqlqueue.lifecycle.kind import moment_text
 from sqlqueue.operations import latches as latches_module
 from sqlqueue.operations.latches import Latches
 from sqlqueue.sql import utcnow
@@ -908,6 +909,15 @@ def test_callbacks_start_once_whatever_is_killed(flow: Database, processes: Proc
         assert [
             (note.name, note.status, note.attempt) for note in session.scalars(select(Note).order_by(Note.name))
         ] == [("completed", "cancelled", 0), ("failed", "completed", 1), ("final", "completed", 1)]
+
+
+def test_why_a_task_waits_for_an_event(flow: Database) -> None:
+    with flow.begin() as session:
+        for timeout in (None, timedelta(hours=1)):
+            session.enqueue(note := Note(), after="label:7", timeout=timeout)
+            (reason,) = session.why(note).reasons
+            until = f", or until {moment_text(reason.until)}" if timeout else ""
+            assert reason.text == f"it waits for the event 'label:7' to be opened{until}: it is not open yet"
 
 
 @pytest.mark.one_engine
