@@ -22,7 +22,7 @@ from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
 from ..queue.spec import Identity, QueueSpec
-from ..sql import present
+from ..sql import NEVER, present
 from ._options import AsJson, Filters, Queues, order
 from ._output import GAP, facts, plain, print_json, print_record, print_table, report, room, say, width
 from .batches import node_facts
@@ -149,7 +149,7 @@ def list_tasks(
     show prints a whole task.
 
     With --json: an array of objects with queue (its table), key, the queue's columns by their documented names, and
-    columns, an object of the model's own.
+    columns, an object of the model's own. available_at is null for a task that waits for others without a timeout.
 
     Exit status: 0, even without tasks; 2 for bad usage or a database that does not respond.
     """
@@ -287,9 +287,14 @@ def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
     return {
         "queue": spec.name,
         "key": key_text(key_of(spec, task)),
-        **{role: getattr(task, name) for role, name in spec.attributes.items()},
+        **{role: _if_ever(getattr(task, name)) for role, name in spec.attributes.items()},
         "columns": {name: getattr(task, name) for name in own},
     }
+
+
+def _if_ever(value: Any) -> Any:
+    """Return a value of a column, or ``None`` for the time that stands for no time, as of a task that waits."""
+    return None if isinstance(value, datetime) and value >= NEVER else value
 
 
 def _lease(task: Facts, now: datetime) -> str:

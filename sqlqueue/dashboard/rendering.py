@@ -101,6 +101,8 @@ def since(own: Mapping[str, Any], now: datetime) -> Markup:
     columns, by role."""
     status, due, claimed, ended = (own[role] for role in ("status", "available_at", "claimed_at", "finished_at"))
     is_due = isinstance(due, datetime) and due <= now
+    if status == Status.WAITING and isinstance(due, datetime) and due >= NEVER:
+        return Markup("")
     if status in FINAL:
         return ago(ended, now) if ended is not None else Markup("")
     if status == Status.RUNNING:

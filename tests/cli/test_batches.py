@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -110,6 +111,20 @@ def test_a_batch_that_does_not_exist_is_refused(filled: Database) -> None:
         }.items():
             result = called(filled, *command, "--batch", key, target="tests.support.flows:Flow")
             assert (result.exit_code, text in words(result.output)) == (2, True), (command, result.output)
+
+
+@pytest.mark.every_engine
+def test_a_task_that_waits_without_a_timeout_has_no_time(filled: Database) -> None:
+    filled.committed.enqueue(Note(name="label"), after="label:7", timeout=timedelta(days=1))
+    found = tell(filled, "list", "--status", "waiting", "--json", model="Note")
+    assert [(each["columns"]["name"], each["available_at"] is None) for each in found] == [
+        ("label", False),
+        ("failed", True),
+        ("end", True),
+    ]
+    assert tell(filled, "show", found[1]["key"], "--json", model="Note")["available_at"] is None
+    for text in (tell(filled, "list", model="Note"), tell(filled, "show", found[1]["key"], model="Note")):
+        assert "9999" not in text
 
 
 @pytest.mark.every_engine

@@ -18,6 +18,7 @@ from sqlqueue import ArgumentError, utcnow
 from sqlqueue.dashboard import Action, Viewer
 from sqlqueue.dashboard.rendering import ago, since, told
 from sqlqueue.dashboard.requests import CHANGES
+from sqlqueue.sql import NEVER
 from tests.dashboard.clients import OWN
 from tests.dashboard.models import Email, Event, Order
 from tests.dashboard.serving import dashboard
@@ -192,6 +193,8 @@ def test_no_value_is_shown_as_python_code(value: object, text: str) -> None:
         ({"status": "available", "available_at": NOW + MINUTES}, "due in 3 min"),
         ({"status": "scheduled", "available_at": NOW + MINUTES}, "due in 3 min"),
         ({"status": "retryable", "available_at": NOW - MINUTES}, "due 3 min ago"),
+        ({"status": "waiting", "available_at": NOW + MINUTES}, "due in 3 min"),
+        ({"status": "waiting", "available_at": NEVER}, ""),
         ({"status": "running", "available_at": NOW + MINUTES, "claimed_at": NOW - 2 * MINUTES}, "for 6 min"),
         (
             {"status": "running", "available_at": NOW - MINUTES, "claimed_at": NOW - 2 * MINUTES},
