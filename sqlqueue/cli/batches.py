@@ -72,9 +72,9 @@ def batch(queues: Queues, key: Key, mermaid: AsMermaid = False, as_json: AsJson 
     With --json: an object of key, created_at, opened_at (when it had ended, else null), broken_at (when a member had
     failed, else null), sealed (false if it takes further members), unfinished, completed, discarded, cancelled, skipped
     (members that were not needed), total, nodes, edges and left_out (the number of tasks in nodes that they share for
-    want of room). A node has name, label, model, id (of a single task), key (of an event, or of another batch) and
-    states, an object of numbers; an edge has source, target (names of nodes) and when. null if there is no such batch,
-    as for an event.
+    want of room). A node has name, label, when (completed, failed or final: until when it waits), model, id (of a
+    single task), key (of an event, or of another batch) and states, an object of numbers; an edge has source, target
+    (names of nodes) and when. null if there is no such batch, as for an event.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
@@ -139,7 +139,7 @@ def node_facts(node: FlowNode) -> dict[str, Any]:
     """Return a node as ``--json`` prints it."""
     entity = node.entity
     return {
-        **facts(node, "name", "label"),
+        **facts(node, "name", "label", "when"),
         "model": None if entity is None else f"{entity.__module__}.{entity.__qualname__}",
         "id": None if node.identity is None else key_text(node.identity),
         "key": node.key,

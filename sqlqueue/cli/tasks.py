@@ -17,7 +17,7 @@ from .._support.errors import Claim
 from .._support.texts import UNREADABLE, key_text, readable, states_text
 from ..lifecycle.kind import Reason, moment_text
 from ..model.companions import history_of, latches_of
-from ..operations import Around, PastAttempt, around, attempt_text, reported, spoken
+from ..operations import AWAITED, Around, FlowNode, PastAttempt, around, attempt_text, reported, spoken
 from ..operations.filtering import column, identity
 from ..operations.paging import find_all, key_of
 from ..queue.options import Status
@@ -178,9 +178,9 @@ def show(queues: Queues, key: Key, as_json: AsJson = False) -> None:
         sqlqueue show --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 
     With --json: an object as in sqlqueue list; of a task in a batch or workflow also flow, an object of batch (its key,
-    or null), before and after (arrays of nodes as in sqlqueue batch); and with a HistoryMixin its history, an array of
-    objects with attempt, outcome, claimed_by, started_at, finished_at, error and traceback, the latest first. null if
-    there is no such task.
+    or null), when (completed, failed or final: until when it waits), before and after (arrays of nodes as in sqlqueue
+    batch); and with a HistoryMixin its history, an array of objects with attempt, outcome, claimed_by, started_at,
+    finished_at, error and traceback, the latest first. null if there is no such task.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
@@ -254,20 +254,23 @@ def _whole(
 
 def _flow_facts(flow: Around) -> dict[str, Any]:
     nodes = {name: [node_facts(node) for node in getattr(flow, name)] for name in ("before", "after")}
-    return {"batch": flow.batch, **nodes}
+    return {"batch": flow.batch, "when": flow.when, **nodes}
 
 
 def _print_flow(flow: Around) -> None:
     if flow.batch is not None:
         say(f"\nBatch: {flow.batch}")
-    for heading, nodes in (
-        ("Waits for, or has waited for", flow.before),
-        ("Waits for this task, or has waited", flow.after),
-    ):
-        if nodes:
-            say(f"\n{heading}:")
-        for node in nodes:
-            say(f"  {node.label}: {states_text(node.states)}")
+    before = [f"{AWAITED.get(flow.when or '', '')}{node.label}: {states_text(node.states)}" for node in flow.before]
+    after = [f"{node.label}{_waits_text(node)}: {states_text(node.states)}" for node in flow.after]
+    for heading, lines in (("Waits for, or has waited for", before), ("Waits for this task, or has waited", after)):
+        if lines:
+            say("\n  ".join([f"\n{heading}:", *lines]))
+
+
+def _waits_text(node: FlowNode) -> str:
+    """Return what a successor waits for, unless it is the success of the task."""
+    awaited = AWAITED.get(node.when or "")
+    return f" ({awaited}this task)" if awaited else ""
 
 
 def _print_past(past: Sequence[PastAttempt]) -> None:

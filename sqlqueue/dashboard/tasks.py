@@ -18,7 +18,7 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import key_text
 from ..lifecycle.kind import Cause
 from ..model.companions import history_of, latches_of
-from ..operations import Around, Bucket, Explanation, KeyState, PastAttempt, around, reported
+from ..operations import AWAITED, Around, Bucket, Explanation, KeyState, PastAttempt, around, reported
 from ..operations.filtering import exactly, identity, value, written
 from ..operations.paging import SCAN, Page, find_all, key_of, page
 from ..operations.reactivating import EDITABLE
@@ -282,6 +282,7 @@ async def show_task(request: Request) -> Response:
         editable=site.exposure.editable_of(spec) if may_edit else (),
         progress=reported(detail.own.get("progress")),
         places=places_of(request),
+        awaited=AWAITED,
         rest=_rest(detail.own),
         moments=TIMES,
     )

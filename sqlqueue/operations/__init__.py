@@ -20,7 +20,7 @@ from .flows import (
     refuse_unknown_batch,
     unfinished_batches,
 )
-from .graphs import Around, FlowEdge, FlowNode, Graph, around, graph
+from .graphs import AWAITED, Around, FlowEdge, FlowNode, Graph, around, graph
 from .history import (
     Bucket,
     Durations,

@@ -43,9 +43,12 @@ class FlowNode:
     states: Mapping[str, int]
     """The number of tasks in each state, in which ``skipped`` is one; an event is ``closed`` or ``open``, a batch
     ``unfinished``, ``failed`` or ``ended``."""
+    when: str | None = None
+    """Until what the tasks wait for is ``completed``, has ``failed`` in part, or is ``final``; ``None`` if they wait
+    for nothing."""
 
 
-_WHEN = {COMPLETED: "", FAILED: "failure of ", WHENEVER: "end of "}
+AWAITED = {COMPLETED: "", FAILED: "failure of ", WHENEVER: "end of "}
 """What tasks wait for, in words that precede names of nodes."""
 
 
@@ -59,7 +62,7 @@ class FlowEdge(NamedTuple):
 
     def awaits(self, names: str) -> str:
         """Return what the tasks wait for, the ``names`` of its sources, in words: ``failure of a, b``."""
-        return f"{_WHEN[self.when]}{names}"
+        return f"{AWAITED[self.when]}{names}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +192,8 @@ class Around(NamedTuple):
     """The key of the batch to which it belongs."""
     before: Sequence[FlowNode]
     after: Sequence[FlowNode]
+    when: str | None
+    """Until when it waits, or has waited, for ``before``, as of other nodes."""
 
 
 def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
@@ -198,17 +203,18 @@ def around(session: AnySession, task: QueueMixin | Claim) -> Around | None:
     session = session_of(session)
     latches = Latches.of(session, flow_spec(own.entity))
     named = within(session, own, [own.key(identity)])
-    found = latches.adapter.rows.values(session, own, named, [own["waits_for"], own["reports_to"]])
-    if found is None or found == [None, None]:
+    columns = [own["waits_for"], own["reports_to"], own["waits_when"]]
+    found = latches.adapter.rows.values(session, own, named, columns)
+    if found is None or found[:2] == [None, None]:
         return None
-    awaited, latch = found
+    awaited, latch, when = found
     parts = {} if awaited is None else below(latches, [awaited], through=False)
     before = _Nodes(latches, dict(groups_of(latches, parts)), MOST_AROUND)
     before.add_keys({each for each in (awaited, *(each for some in parts.values() for each in some)) if each})
     before.add_tasks({})
     after = _Nodes(latches, {} if latch is None else _waiters(latches, latch), MOST_AROUND)
     after.add_tasks({})
-    return Around(_batch_of(latches, latch), before.all, after.all)
+    return Around(_batch_of(latches, latch), before.all, after.all, condition(awaited, when))
 
 
 def _waiters(latches: Latches, latch: str) -> dict[TaskKin, Counter[str]]:
@@ -349,7 +355,7 @@ class _Nodes:
         return found
 
     def _draw(self, group: TaskKin, tasks: Sequence[tuple[Identity, str]]) -> Iterator[FlowNode]:
-        values = {"entity": group.spec.entity, "key": None}
+        values = {"entity": group.spec.entity, "key": None, "when": group.when}
         name, states = group.function or group.spec.entity.__name__, self._groups[group]
         latch = group.reports_to or ""
         if states.total() > LARGEST_GROUP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_a_batch(filled: Database) -> None:
         "id": None,
         "key": None,
         "states": {"waiting": 13},
+        "when": "completed",
     }
     assert found["edges"][0] == {"source": "n1", "target": "n2", "when": "completed"}
     assert tell(filled, "batch", "import 8", "--mermaid").startswith("flowchart LR\n")
@@ -158,6 +160,13 @@ def test_a_task_shows_what_it_waits_for_and_what_waits_for_it(filled: Database) 
     note = next(each for each in tell(filled, "list", "--json", model="Note") if each["columns"]["name"] == "end")
     text = tell(filled, "show", note["key"], model="Note")
     assert "Waits for, or has waited for:\n  import 8: unfinished\n  Page 28: available\n" in text
+    failed = next(each for each in tell(filled, "list", "--json", model="Note") if each["columns"]["name"] == "failed")
+    assert "Waits for, or has waited for:\n  failure of import 8: unfinished\n" in tell(
+        filled, "show", failed["key"], model="Note"
+    )
+    filled.committed.enqueue(Note(name="cleanup"), after=filled.committed.find(Page)[-1], when="final")
+    shown = tell(filled, "show", str(filled.committed.find(Page)[-1].id), model="Page")
+    assert re.search(r"Waits for this task, or has waited:\n  Note \d+ \(end of this task\): waiting\n", shown)
     refusal = " ".join(tell(filled, "run-now", "--id", note["key"], model="Note").split())
     assert refusal.endswith("starts when what it waits for has ended; sqlqueue why says what that is.")
     assert "it waits for 'import 8'" in tell(filled, "why", note["key"], model="Note")

@@ -86,6 +86,9 @@ def test_a_task_links_to_what_is_around_it(app: TestClient) -> None:
     place = html.partition('id="around"')[2].partition("</section>")[0]
     links = ["/batch?key=import+7", "/queue/step/task?key=43", "/queue/step?batch=import+7", "/queue/step/task?key=45"]
     assert re.findall(r'href="([^"]+)"', place) == links
+    assert text_of(place).endswith("Step 45 (failure of this task) ○ available")
+    place = app.get("/queue/step/task?key=46").text.partition('id="around"')[2].partition("</section>")[0]
+    assert "waits for, or has waited for end of import 7" in text_of(place)
     assert "step" not in app.get("/queue/email/task?key=62").text.partition("<main")[2]
 
 

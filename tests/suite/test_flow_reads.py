@@ -154,6 +154,23 @@ def test_the_progress_of_an_ended_batch_counts_the_members_that_the_session_sees
         assert session.progress(Page, "import").completed == 1
 
 
+def test_what_is_around_a_task_says_until_when_it_waits(flow: Database) -> None:
+    whens = {"completed": "cancelled", "failed": "available", "final": "waiting"}
+    with flow.begin() as session, session.batch("import") as batch:
+        first = batch.add(Page(name="first"))
+        notes = {when: batch.add(Note(name=when), after=first, when=when) for when in whens}
+    with flow.begin() as session:
+        session.discard(session.claim(Page), "boom")
+    flow.committed.advance(Page)
+    with flow.begin() as session:
+        found = {when: session.run(around, each) for when, each in notes.items()}
+        after = session.run(around, first).after
+    assert {when: (each.when, [node.label for node in each.before]) for when, each in found.items()} == {
+        when: (when, [f"Page {first.id}"]) for when in whens
+    }
+    assert {node.identity: node.when for node in after} == {(each.id,): when for when, each in notes.items()}
+
+
 @pytest.mark.one_engine
 def test_what_waits_for_a_task_alone_and_with_others_is_around_it(flow: Database) -> None:
     with flow.begin() as session, session.batch("import") as batch:
