@@ -22,7 +22,7 @@ from ..operations.placing import PART
 from ..queue.spec import Identity, QueueSpec
 from ..transaction import Access, subscribe
 from .context import WorkerContext
-from .database import Backoff, until_success
+from .database import Backoff, growing_pauses, until_success
 from .deadlines import SHORTEST_MAINTENANCE
 from .jobs import Job
 from .reports import logger
@@ -94,7 +94,8 @@ class LatchWatch:
         self._unsubscribe()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled, with growing pauses while that fails."""
+        pauses = growing_pauses()
         while True:
             await happens_within(self._some, max(0.0, self._due - time.monotonic()))
             self._some.clear()
@@ -105,7 +106,9 @@ class LatchWatch:
                     await self._sweep()
             except Exception as error:
                 self._context.reports.chore_failed(f"looking at {self._model.table.fullname}", error)
-                await asyncio.sleep(LONGEST)
+                await asyncio.sleep(next(pauses).total_seconds())
+            else:
+                pauses = growing_pauses()
 
     async def _look(self) -> None:
         if self._rest is not None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, String, update
+from sqlalchemy import Identity, String, delete, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateColumn
 
@@ -29,6 +29,31 @@ __all__ = ["flow"]
 def wait_for_two_events(flow: Database) -> None:
     flow.committed.open_event(Page, "another")
     flow.committed.enqueue(Note(name="end"), after=["event", "another"])
+
+
+def test_a_worker_without_a_table_of_batches_says_so_more_and_more_rarely(
+    flow: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on with its tasks."""
+    if flow.case.name == "sqlite":
+        pytest.skip("a missing table is an operational error there, which is tried again with growing pauses")
+    pauses = (timedelta(0), timedelta(0), LONG)
+    monkeypatch.setattr("sqlqueue.worker.looking.growing_pauses", lambda: iter(pauses))
+    worker = workers.make(poll=LONG)
+    worker.handler(Page)(lambda page: None)
+    failures = worker._reports.counts
+    with workers.start(worker):
+        eventually(lambda: worker._run and worker._run._latches[0]._swept)
+        Latch.__table__.drop(flow.engine)
+        try:
+            for number in range(1, 9):
+                flow.insert(Page, [{"reports_to": "import"}])
+                eventually(lambda: list(ends(flow).values()) == ["completed"])
+                flow.execute(delete(Page))
+                eventually(lambda number=number: failures["database_errors"] >= min(number, len(pauses)))
+            assert failures["database_errors"] == len(pauses)
+        finally:
+            Latch.__table__.create(flow.engine)
 
 
 @pytest.mark.parametrize("change", ["cancel", "rescue", "expire", "seal", "nest", "open", "another process"])
