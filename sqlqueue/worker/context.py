@@ -27,11 +27,13 @@ from .database import Backoff, Database
 from .deadlines import track, transaction_limit
 from .executor import StartedTasks
 from .handlers import Handler, Place, Settings, handled_specs, is_importable
-from .heartbeat import BEATS
 from .jobs import InFlight
 from .news import PausedQueues
 from .reports import SHORTEST_STALL, STALLED, Reports
 from .threads import soon
+
+BEATS = 3
+"""Heartbeats per lease."""
 
 # -- requests to stop a run: after its grace period, without waiting, or once its running handlers have ended ---------
 

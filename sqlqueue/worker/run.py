@@ -31,14 +31,12 @@ from .database import MAX_TRANSACTIONS, Backoff, Database, SharedConnections, un
 from .deadlines import SHORTEST_MAINTENANCE, maintenance_limit
 from .fetcher import BaseFetcher, Fetcher, run_suspects
 from .handlers import Handler, Place, Settings
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, ProgressWriter, StallWatch
 from .lock_mode import LockModeFetcher
 from .looking import watches_of
 from .news import Notifier, notifiers
-from .progress import ProgressWriter
 from .registration import Registration, maintain
 from .reports import Health, Reports, logger
-from .stalls import StallWatch
 from .threads import cancel
 
 # -- the signals that stop a process ----------------------------------------------------------------------------------
@@ -186,19 +184,15 @@ class WorkerRun:
         self.has_reached_limit = False
         """Whether it stops because its process has reached a limit."""
         own = SharedConnections(database.own, len(context.specs) + 1)
-        self._heartbeats = [
-            Heartbeat(spec, handlers, database, context.in_flight, reports, own=own) for spec in context.specs
-        ]
-        self._writers = [
-            ProgressWriter(spec, database, context.in_flight, reports) for spec in context.specs if spec.has_progress
-        ]
+        self._heartbeats = [Heartbeat(spec, handlers, context, own) for spec in context.specs]
+        self._writers = [ProgressWriter(spec, context) for spec in context.specs if spec.has_progress]
         self._fetchers: list[BaseFetcher] = [
             (each.fetcher or (LockModeFetcher if each.mode == "lock" else Fetcher))(each, context) for each in handlers
         ]
         self._registration = Registration(self._fetchers, context, version)
         reports.handlers = self._registration.handlers
         self._latches = watches_of(context)
-        self._stall_watch = StallWatch(context.in_flight, reports, self._registration.tell_stall, own=own)
+        self._stall_watch = StallWatch(context, own, partial(self._registration.tell_stall, own))
         reports.functions = frozenset(name for each in handlers for name in each.functions or ())
         channels = [(database.engine(spec), channel_of(spec)) for spec in context.specs]
         channels += [*context.paused.channels, *self._registration.channels, *(each.channel for each in self._latches)]
