@@ -24,7 +24,6 @@ from bench.measurements.layers import planned
 from bench.models import Base, Note
 from bench.workloads import writing
 from sqlqueue import Status
-from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.support import reached
 from sqlqueue.operations.claiming import ClaimQuery, claim_matching
 from sqlqueue.queue.spec import spec_of
@@ -118,7 +117,7 @@ class Steps:
 
     def _executor(self, job: Job) -> Executor:
         database = SyncDatabase(self._sessions, self._reports.liveness)
-        return Executor(job.handler, database, adapter_for(self._engine.dialect), self._reports)
+        return Executor(job.handler, database, self._reports)
 
     def _call_all(self, jobs: list[Job]) -> None:
         executor = self._executor(jobs[0])
@@ -126,7 +125,7 @@ class Steps:
             executor.perform(job)
 
     async def _await_all(self, jobs: list[Job]) -> None:
-        pool = CoroutinePool(self._executor(jobs[0]), jobs[0].handler.concurrency, lambda job, outcome: None)
+        pool = CoroutinePool(self._executor(jobs[0]), lambda job, outcome: None)
         pool.put(jobs)
         await pool.ended()
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from logging.handlers import QueueHandler
 from multiprocessing import connection
@@ -34,11 +34,9 @@ from .._support.processes import (
 )
 from .._support.texts import error_text, traceback_text
 from .._support.tracing import present_trace, within_trace
-from ..dialects import adapter_for
-from ..dialects.base import Adapter
 from ..operations.upkeep import too_many_crashes
 from .chunks import ChunkExecutor
-from .database import Database, database_of
+from .database import database_of
 from .deadlines import track, transaction_limit
 from .executor import Executor, too_long
 from .handlers import Handler, Place, load
@@ -209,11 +207,9 @@ class _JobRunner:
         self._reports = _ChildReports(channel)
         database = database_of(worker.sessions, self._reports.liveness)
         self._handler = replace(handler, timeout=None)  # the worker kills this process
-        engine = database.engine(handler.spec)
-        track(engine, transaction_limit(handler.lease))
-        adapter = adapter_for(engine.dialect)
+        track(database.engine(handler.spec), transaction_limit(handler.lease))
         kind = Executor if handler.chunk is None else ChunkExecutor
-        self._executor = kind(self._handler, database, adapter, self._reports)
+        self._executor = kind(self._handler, database, self._reports)
         self._loop_runner = asyncio.Runner() if handler.is_coroutine else None
 
     def run(self, call: CallHandler) -> Ended:
@@ -288,20 +284,17 @@ def _forward_logs(channel: Channel, levels: Mapping[str, int]) -> None:
 # -- calls handlers in child processes --------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class IsolatedExecutor(Executor):
     """Runs each job in a child process, which commits a handler's writes and the completion itself."""
 
-    def __init__(
-        self, handler: Handler, database: Database, adapter: Adapter, reports: Reports, children: Children
-    ) -> None:
-        super().__init__(handler, database, adapter, reports)
-        self._children = children
+    children: Children = field(kw_only=True)
 
     def attempt(self, job: Job) -> Ended:  # it begins when a child is ready
         ended: Ended | None = None
         try:
             with self.reports.running(job) or nullcontext():
-                ended = self._children.run(job)
+                ended = self.children.run(job)
                 if ended.error is not None:
                     raise ended.error
         except BaseException as error:

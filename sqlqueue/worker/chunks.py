@@ -16,7 +16,7 @@ from sqlalchemy.orm.attributes import instance_state
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ClaimLostError
 from ..transaction import carry, is_unsettled, may_have_written
-from .executor import CoroutinePool, Done, Executor, ThreadPool, call_handler, check_not_deleted
+from .executor import CoroutinePool, Executor, ThreadPool, call_handler, check_not_deleted
 from .handlers import Handler
 from .jobs import Ended, Job, Outcome, completed, write_outcomes
 from .threads import soon
@@ -94,7 +94,7 @@ class ChunkExecutor(Executor):
     @contextmanager
     def _calling_with(self, jobs: Sequence[Job]) -> Iterator[None]:
         """A context in which the jobs are recorded as started.  Each takes an equal share of the time."""
-        slots = [self._started.begin(job) for job in jobs]
+        slots = [self.started.begin(job) for job in jobs]
         interrupt = _Interrupt() if self.handler.is_coroutine else None
         for number, job in enumerate(jobs):
             if interrupt is not None:
@@ -110,7 +110,7 @@ class ChunkExecutor(Executor):
             for job, slot in zip(jobs, slots, strict=True):
                 job.end()
                 job.seconds = (job.seconds or 0) / len(jobs)
-                self._started.end(slot)
+                self.started.end(slot)
 
     def _in_one_session(self, jobs: Sequence[Job]) -> dict[Job, Ended]:
         """Commit the handler's writes and the outcomes together.
@@ -290,11 +290,3 @@ def _take(handler: Handler, jobs: deque[Job]) -> list[Job]:
         while len(taken) < (handler.chunk or 1):
             taken.append(jobs.popleft())
     return taken
-
-
-def chunk_pool(executor: ChunkExecutor, done: Done) -> ThreadPool | CoroutinePool:
-    """Return the pool that calls the executor's handler."""
-    handler = executor.handler
-    if handler.is_coroutine:
-        return ChunkCoroutinePool(executor, handler.concurrency, done)
-    return ChunkThreadPool(executor, handler.concurrency, handler.name, done)

@@ -92,7 +92,7 @@ class Completer:
             return
         try:
             what = f"settle {batch[0].job.handler.spec.name}"
-            backoff = Backoff(what, self._reports, self._adapter, writes_rows=True)
+            backoff = Backoff(what, self._reports, [self._adapter], writes_rows=True)
             written = await until_success(lambda: self._settle(batch), backoff)
         except Exception as error:
             await self._write_each(batch, error)

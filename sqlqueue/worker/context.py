@@ -165,9 +165,8 @@ class WorkerContext:
     def claim_backoff(self, handler: Handler) -> Backoff:
         """Return the pauses of a fetcher whose claims fail."""
         what, claims = f"claim {handler.spec.name}", (handler.spec.name, handler)
-        return Backoff(
-            what, self.reports, self.adapter(handler.spec), claims=claims, on_broken=self._has_plain_name.set
-        )
+        adapters = [self.adapter(handler.spec)]
+        return Backoff(what, self.reports, adapters, claims=claims, on_broken=self._has_plain_name.set)
 
     def note_claim(self, handler: Handler, session: Session) -> bool:
         """Report that a claim of the handler has succeeded, and the rows that it has set aside or cancelled; return

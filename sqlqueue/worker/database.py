@@ -7,8 +7,9 @@ import random
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -67,27 +68,22 @@ def is_conflict(error: BaseException, adapter: Adapter) -> bool:
     )
 
 
+@dataclass(eq=False)
 class Backoff:
     """The growing pauses between attempts at an operation that is retried until it succeeds."""
 
-    def __init__(
-        self,
-        what: str,
-        reports: Reports,
-        *adapters: Adapter,
-        claims: tuple[str, Hashable] | None = None,
-        on_broken: Callable[[], None] = lambda: None,
-        writes_rows: bool = False,
-    ) -> None:
-        """``claims``: if these are claims, the table of the queue and the handler; ``on_broken``: called after an error
-        that is not temporary; ``writes_rows``: whether the rejection of a row, by a trigger or a constraint, may raise
-        an operational error, which no retry would help."""
-        self._what = what
-        self._claims = claims
-        self._reports = reports
-        self._adapters = adapters
-        self._on_broken = on_broken
-        self._writes_rows = writes_rows
+    what: str
+    reports: Reports
+    adapters: Sequence[Adapter]
+    claims: tuple[str, Hashable] | None = None
+    """If these are claims, the table of the queue and the handler."""
+    on_broken: Callable[[], None] | None = None
+    """Called after an error that is not temporary."""
+    writes_rows: bool = False
+    """Whether the rejection of a row, by a trigger or a constraint, may raise an operational error, which no retry
+    would help."""
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -97,32 +93,33 @@ class Backoff:
 
     def reached(self) -> None:
         """Record that the database answered, and start again with the shortest pauses."""
-        self._reports.liveness.reached()
+        self.reports.liveness.reached()
         self.reset()
 
     def passes(self, error: Exception) -> bool:
         """Return whether the operation may succeed later."""
         return any(
-            passes(error, each) and not (self._writes_rows and each.connections.is_rejection(error))
-            for each in self._adapters
+            passes(error, each) and not (self.writes_rows and each.connections.is_rejection(error))
+            for each in self.adapters
         )
 
     async def pause_after(self, error: Exception) -> None:
         """Report ``error`` and pause: briefly after a conflict, and longer each time while the server cannot be
         reached."""
-        if self._claims is not None:
-            self._reports.liveness.claims_fail(*self._claims)
-        if any(is_conflict(error, adapter) for adapter in self._adapters):
+        if self.claims is not None:
+            self.reports.liveness.claims_fail(*self.claims)
+        if any(is_conflict(error, adapter) for adapter in self.adapters):
             pause = next(self._after_conflicts)
-            self._reports.conflict(self._what, error, pause)
+            self.reports.conflict(self.what, error, pause)
         elif self.passes(error):
             pause = next(self._pauses)
-            self._reports.database_error(self._what, error, pause)
+            self.reports.database_error(self.what, error, pause)
         else:
             pause = next(self._pauses)
-            self._reports.broken(self._what, error)
-            self._on_broken()
-            self._reports.liveness.missed()
+            self.reports.broken(self.what, error)
+            if self.on_broken is not None:
+                self.on_broken()
+            self.reports.liveness.missed()
         await asyncio.sleep(pause.total_seconds())
 
 

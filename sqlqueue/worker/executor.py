@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
 from functools import partial
@@ -29,7 +29,7 @@ from .. import operations
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ClaimLostError
 from .._support.processes import CONTEXT
-from ..dialects.base import Adapter
+from ..dialects import adapter_for
 from ..model.companions import history_of
 from ..operations.recording import stored_traceback
 from ..operations.upkeep import Crash, Started
@@ -169,28 +169,24 @@ TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 
 
+@dataclass(eq=False)
 class Executor:
     """Runs jobs with one handler."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        database: Database,
-        adapter: Adapter,
-        reports: Reports,
-        started: StartedTasks | None = None,
-    ) -> None:
-        self.handler = handler
-        self.database = database
-        self.adapter = adapter
-        self.reports = reports
-        self._started = started or StartedTasks()
+    handler: Handler
+    database: Database
+    reports: Reports
+    started: StartedTasks = field(default_factory=StartedTasks)
+
+    def __post_init__(self) -> None:
+        handler, engine = self.handler, self.database.engine(self.handler.spec)
+        self.adapter = adapter_for(engine.dialect)
         self.time_limit = handler.timeout if handler.is_coroutine else None
         """The time after which the handler is cancelled, and must not keep waiting for the database."""
-        within = transaction_limit(handler.lease)
-        self.first = adapter.connections.level_of_handlers(database.engine(handler.spec))
+        self.first = self.adapter.connections.level_of_handlers(engine)
         """The statement with which the handler's transactions begin at a server of another isolation level."""
-        self.watched = partial(Deadline, within, database.engines, is_async=handler.is_coroutine)
+        within = transaction_limit(handler.lease)
+        self.watched = partial(Deadline, within, self.database.engines, is_async=handler.is_coroutine)
         """Returns a context in which the library's own statements have a deadline."""
 
     def perform(self, job: Job) -> Outcome | None:
@@ -257,7 +253,7 @@ class Executor:
     @contextmanager
     def calling(self, job: Job) -> Iterator[None]:
         """A context in which :func:`.current_job` returns ``job``, and the job is recorded as started."""
-        slot = self._started.begin(job) if self._started.is_recorded else None
+        slot = self.started.begin(job) if self.started.is_recorded else None
         token = running.set(job)
         if self.handler.is_coroutine:
             job.coroutine = asyncio.current_task()
@@ -269,7 +265,7 @@ class Executor:
             job.end()
             running.reset(token)
             if slot is not None:
-                self._started.end(slot)
+                self.started.end(slot)
 
     def failed(self, job: Job, error: BaseException) -> Ended:
         """Return the end of a job whose handler, or its commit, raised ``error``."""
@@ -538,14 +534,14 @@ class Pool(ABC):
 class ThreadPool(Pool):
     """Runs handlers in daemon threads: one that never returns does not keep the process alive."""
 
-    def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
+    def __init__(self, executor: Executor, done: Done) -> None:
         super().__init__(executor, done)
-        self._name = name
+        self._name = executor.handler.name
         self._changed = threading.Condition(threading.Lock())
         """Notified of new jobs and of changes to the number of threads.  Held to wait, to notify, and to change that
         number."""
         self._count = self._alive = 0
-        self.resize(count)
+        self.resize(executor.handler.concurrency)
 
     def put(self, jobs: Sequence[Job]) -> None:
         self._jobs.extend(jobs)
@@ -586,9 +582,9 @@ class ThreadPool(Pool):
 class CoroutinePool(Pool):
     """Runs coroutine handlers in tasks of the event loop."""
 
-    def __init__(self, executor: Executor, count: int, done: Done) -> None:
+    def __init__(self, executor: Executor, done: Done) -> None:
         super().__init__(executor, done)
-        self._count = self._free = count
+        self._count = self._free = executor.handler.concurrency
         self._running: set[asyncio.Task[None]] = set()
 
     def put(self, jobs: Sequence[Job]) -> None:

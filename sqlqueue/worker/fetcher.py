@@ -18,8 +18,8 @@ from ..operations.claiming import ClaimQuery, claim_matching, consume_matching
 from ..operations.settling import CRASH_COUNTED, settle_some
 from ..operations.upkeep import Poll, poll, postpone, promote
 from ..transaction import channel_of, ledger_of, subscribe
-from .children import Children, IsolatedExecutor
-from .chunks import ChunkExecutor, chunk_pool
+from .children import IsolatedExecutor
+from .chunks import ChunkCoroutinePool, ChunkExecutor, ChunkThreadPool
 from .context import WorkerContext
 from .database import Backoff, growing_pauses, keep_running, until_success
 from .deadlines import transaction_limit
@@ -284,8 +284,7 @@ TICK = 0.005
 class SuspectProcesses:
     """Child processes for the suspects of one handler, each for one of them at a time."""
 
-    def __init__(self, children: Children, executor: IsolatedExecutor, done: Done) -> None:
-        self._children = children
+    def __init__(self, executor: IsolatedExecutor, done: Done) -> None:
         self._executor = executor
         self._done = done
         self._threads = DaemonThreads(PLACES, "suspects")
@@ -305,7 +304,7 @@ class SuspectProcesses:
 
     async def _check(self) -> bool:
         try:
-            await asyncio.to_thread(self._children.prepare)
+            await asyncio.to_thread(self._executor.children.prepare)
         except ArgumentError as error:
             logger.warning("suspects run alone in this process: %s", error)
             return False
@@ -393,20 +392,21 @@ class Fetcher(BaseFetcher):
         self._is_limited = handler.spec.is_limited
         self._has_rates = handler.spec.options.rate is not None
         """Whether keys have rates: nothing is claimed ahead, so that a claim is the start of a call."""
-        parts = handler, context.database, self._adapter, context.reports
+        parts = handler, context.database, context.reports
         apart = context.apart.get(handler)
         children = None if handler.isolation is None else apart
         self._capacity = handler.chunk or 1
         """The number of tasks in one call."""
-        executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
         self._pool: Pool
         if handler.chunk is not None:
-            self._pool = chunk_pool(ChunkExecutor(*parts, context.started), self._done)
-        elif handler.is_coroutine and children is None:
-            self._pool = CoroutinePool(executor, handler.concurrency, self._done)
+            chunks = ChunkExecutor(*parts, context.started)
+            self._pool = (ChunkCoroutinePool if handler.is_coroutine else ChunkThreadPool)(chunks, self._done)
+        elif children is not None:
+            self._pool = ThreadPool(IsolatedExecutor(*parts, children=children), self._done)
         else:
-            self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
-        self._apart = None if apart is None else SuspectProcesses(apart, IsolatedExecutor(*parts, apart), self._done)
+            executor = Executor(*parts, context.started)
+            self._pool = (CoroutinePool if handler.is_coroutine else ThreadPool)(executor, self._done)
+        self._apart = None if apart is None else SuspectProcesses(IsolatedExecutor(*parts, children=apart), self._done)
         self._running: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
@@ -604,7 +604,7 @@ class Fetcher(BaseFetcher):
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
         count_crash = partial(settle_some, tasks=[job.claim], settlement=CRASH_COUNTED)
         try:
-            backoff = Backoff(f"suspect {job}", reports, self._adapter, writes_rows=True)
+            backoff = Backoff(f"suspect {job}", reports, [self._adapter], writes_rows=True)
             lost = await until_success(lambda: run(count_crash), backoff)
         except Exception as error:  # for example the rejection by a trigger: the row is found again when its lease ends
             reports.broken(f"suspect {job}", error)

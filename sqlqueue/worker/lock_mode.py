@@ -64,8 +64,7 @@ class LockingTransactions:
 
     def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
         self.handler = handler
-        parts = context.database, context.adapter(handler.spec), context.reports, context.started
-        self._executor = Executor(handler, *parts)
+        self._executor = Executor(handler, context.database, context.reports, context.started)
         self._suspect = suspect
         """Queues a task for :meth:`work_alone`."""
         self._context = context

@@ -73,7 +73,7 @@ class LatchWatch:
         """The engine and the name of notifications that latches may be ripe of which no job of this worker tells."""
         self._unsubscribe = subscribe([model.table.fullname], lambda: soon(self._loop, self._hear))
         what = f"open the batches of {model.table.fullname}"
-        self._backoff = Backoff(what, context.reports, context.adapter(spec))
+        self._backoff = Backoff(what, context.reports, [context.adapter(spec)])
 
     def note(self, job: Job) -> None:
         """Take a job that has ended, and is committed, as a hint.  Thread-safe."""

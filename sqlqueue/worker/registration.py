@@ -349,7 +349,7 @@ class UnservedFunctions:
 
 
 async def _repeat(chore: Chore, context: WorkerContext, adapter: Adapter) -> None:
-    backoff = Backoff(f"finish {chore.name}", context.reports, adapter)
+    backoff = Backoff(f"finish {chore.name}", context.reports, [adapter])
     run = partial(context.database.run, chore.work, chore.within)
     while True:
         await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))

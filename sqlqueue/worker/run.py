@@ -309,7 +309,7 @@ class WorkerRun:
         If the database rejects what that writes, the worker starts all the same, and they wait until their leases end.
         """
         context, within = self._context, maintenance_limit(spec.options.lease)
-        backoff = Backoff("release tasks", context.reports, context.adapter(spec), writes_rows=True)
+        backoff = Backoff("release tasks", context.reports, [context.adapter(spec)], writes_rows=True)
         try:
             work = partial(context.database.run, partial(recover, spec=spec, crash=crash), within)
             context.reports.recovered(spec, await until_success(work, backoff))
@@ -317,7 +317,7 @@ class WorkerRun:
             context.reports.broken(f"release the tasks of {spec.name} whose process has died", error)
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(what, self._context.reports, *map(self._context.adapter, self._context.specs))
+        return Backoff(what, self._context.reports, [*map(self._context.adapter, self._context.specs)])
 
     # the work, and its end
 

@@ -112,7 +112,7 @@ def test_an_outage_does_not_count_as_an_attempt(template: str, port: Port, task:
     """The outage happens in the handler of a task."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
-        executor = Executor(handler, SyncDatabase(sessions, Liveness()), adapter_of(url), Reports())
+        executor = Executor(handler, SyncDatabase(sessions, Liveness()), Reports())
         outcome = executor.perform(Job(handler, task))
     assert outcome is not None
     assert outcome.kind == "snoozed"
