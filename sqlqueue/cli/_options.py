@@ -114,6 +114,13 @@ class Queues:
             raise refusal(f"there is no queue {name} in {self.target}; its queues are {names_of(found)}")
         return chosen
 
+    def which(self, are: Callable[[QueueSpec], object], problem: str) -> list[QueueSpec]:
+        """Return the chosen queues of a kind; without one, the error is the ``problem``, with the names for ``{}``."""
+        found = [spec for spec in self.chosen if are(spec)]
+        if not found:
+            raise refusal(problem.format(", ".join(spec.entity.__name__ for spec in self.chosen)))
+        return found
+
     @property
     def only(self) -> QueueSpec:
         """The one that ``--queue`` names, or the only one of the target; it is a usage error if there are several."""
@@ -125,12 +132,7 @@ class Queues:
     @property
     def with_batches(self) -> list[QueueSpec]:
         """Those of the chosen queues whose tasks can be in batches; it is a usage error if there are none."""
-        found = self.chosen
-        flows = [spec for spec in found if spec.has_latches]
-        if not flows:
-            names = ", ".join(each.entity.__name__ for each in found)
-            raise refusal(f"the queues have no batches: derive {names} from FlowMixin")
-        return flows
+        return self.which(lambda spec: spec.has_latches, "the queues have no batches: derive {} from FlowMixin")
 
     def transact(self, work: Callable[[Session], R], *specs: QueueSpec) -> R:
         """See :func:`.transact`."""

@@ -168,12 +168,7 @@ def _one_limited(queues: Queues) -> QueueSpec:
 
 
 def _limited(queues: Queues) -> list[QueueSpec]:
-    found = queues.chosen
-    limited = [spec for spec in found if spec.is_limited]
-    if not limited:
-        models = ", ".join(spec.entity.__name__ for spec in found)
-        raise refusal(f"the queues have no limits: derive {models} from LimitMixin")
-    return limited
+    return queues.which(lambda spec: spec.is_limited, "the queues have no limits: derive {} from LimitMixin")
 
 
 def _changed(queues: Queues, spec: QueueSpec, change: Callable[..., object], unread: Limit, to: object) -> Limit:
@@ -218,9 +213,8 @@ def keys(queues: Queues, *, limit: Most = 100, after: After = None, as_json: AsJ
 
     Exit status: 0, even without keys; 2 for bad usage, queues without keys, or a database that does not respond.
     """
-    specs = [spec for spec in queues.chosen if spec.keyed_by is not None]
-    if not specs:
-        raise refusal(f"the queues have no keys: give {names_of(queues.chosen)} fair=, sequential= or a LimitMixin")
+    problem = "the queues have no keys: give {} fair=, sequential= or a LimitMixin"
+    specs = queues.which(lambda spec: spec.keyed_by is not None, problem)
     if after is not None and len(specs) > 1:
         raise refusal(f"--after is for one queue: use --queue with one of {names_of(specs)}")
     found = queues.transact(lambda session: [(spec, _keys(session, spec, limit, after)) for spec in specs])

@@ -81,9 +81,7 @@ def schedules(
     Exit status: 0, changed or not; 2 for bad usage, queues without schedules, no such task, or a database that does not
     respond.
     """
-    specs = [spec for spec in queues.chosen if spec.recurs]
-    if not specs:
-        raise refusal(f"the queues have no schedules: derive {names_of(queues.chosen)} from RecurringMixin")
+    specs = queues.which(lambda spec: spec.recurs, "the queues have no schedules: derive {} from RecurringMixin")
     if schedule is not None and action != "reschedule":
         raise refusal("--schedule is for reschedule")
     first = None if exact else SCHEDULES_READ

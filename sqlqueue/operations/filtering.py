@@ -18,7 +18,6 @@ from sqlalchemy import Enum as EnumType
 
 from .._support import checks
 from .._support.errors import ArgumentError
-from ..queue.options import Status
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import is_abandoned, is_in_error_group, state, utcnow
 from .flows import member_of
@@ -129,42 +128,15 @@ _READERS: dict[type[Any], Callable[[str], Any]] = {
 # -- criteria parsed from user input: the filters of the command line and the dashboard -------------------------------
 
 
-def criteria(
-    spec: QueueSpec,
-    *,
-    status: Sequence[Status] | None = None,
-    topic: str | None = None,
-    function: str | None = None,
-    ids: Sequence[str] | None = None,
-    error: str | None = None,
-    error_group: str | None = None,
-    batch: str | None = None,
-    older_than: timedelta | None = None,
-    newer_than: timedelta | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    equal: Mapping[str, str] | None = None,
-    abandoned: bool = False,
-) -> list[Criterion]:
-    """Return the criteria of the given filters, all of which must hold.
+def criteria(spec: QueueSpec, *, equal: Mapping[str, str] | None = None, **given: Any) -> list[Criterion]:
+    """Return the criteria of the given filters, all of which must hold: those of :data:`FILTERS`, and columns that are
+    ``equal`` to values given as text.  ``None``, ``False`` and an empty list leave a filter out.
 
     Raises :class:`.ArgumentError` for a column that the model does not have, and for text that is not a value.
     """
-    return [
-        *([spec["status"].in_([state(each) for each in status])] if status else []),
-        *([_topic(spec, topic)] if topic is not None else []),
-        *([_function(spec, function)] if function is not None else []),
-        *([of_keys(spec, ids)] if ids else []),
-        *([spec["error"].like(error)] if error is not None else []),
-        *([is_in_error_group(spec, error_group)] if error_group is not None else []),
-        *([member_of(spec.entity, batch)] if batch is not None else []),
-        *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
-        *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
-        *([spec["created_at"] >= since] if since is not None else []),
-        *([spec["created_at"] <= until] if until is not None else []),
-        *(_equal(spec, name, text) for name, text in (equal or {}).items()),
-        *([is_abandoned(spec)] if abandoned else []),
-    ]
+    found = [FILTERS[name](spec, wanted) for name, wanted in given.items() if wanted not in (None, False, [])]
+    columns = ((column(spec, name), text) for name, text in (equal or {}).items())
+    return [*found, *(chosen == value(chosen, text) for chosen, text in columns)]
 
 
 SEARCHED = ("topic", "task", "stage", "unique_key", "former_key", "limit_key", "message_key", "claimed_by", "error")
@@ -217,19 +189,24 @@ def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
     return columns[name]
 
 
-def _function(spec: QueueSpec, function: str) -> Criterion:
-    if "task" not in spec.columns:
-        raise ArgumentError(f"{spec.entity.__name__} has no functions: it does not derive from JobMixin")
-    return spec["task"] == function
+def _optional(spec: QueueSpec, role: str, problem: str) -> ColumnElement[Any]:
+    if role not in spec.columns:
+        raise ArgumentError(f"{spec.entity.__name__} {problem}")
+    return spec[role]
 
 
-def _topic(spec: QueueSpec, topic: str) -> Criterion:
-    if "topic" not in spec.columns:
-        raise ArgumentError(f"{spec.entity.__name__} has no topics")
-    return spec["topic"] == topic
-
-
-def _equal(spec: QueueSpec, name: str, text: str) -> Criterion:
-    chosen = column(spec, name)
-    criterion: Criterion = chosen == value(chosen, text)
-    return criterion
+FILTERS: Mapping[str, Callable[[QueueSpec, Any], Criterion]] = {
+    "status": lambda spec, states: spec["status"].in_([state(each) for each in states]),
+    "topic": lambda spec, topic: _optional(spec, "topic", "has no topics") == topic,
+    "function": lambda spec, name: _optional(spec, "task", "has no functions: derive it from JobMixin") == name,
+    "ids": of_keys,
+    "error": lambda spec, pattern: spec["error"].like(pattern),
+    "error_group": is_in_error_group,
+    "batch": lambda spec, key: member_of(spec.entity, key),
+    "older_than": lambda spec, time: spec["created_at"] <= utcnow(-time),
+    "newer_than": lambda spec, time: spec["created_at"] >= utcnow(-time),
+    "since": lambda spec, moment: spec["created_at"] >= moment,
+    "until": lambda spec, moment: spec["created_at"] <= moment,
+    "abandoned": lambda spec, _: is_abandoned(spec),
+}
+"""The filters by name, each of which makes a criterion of its value."""

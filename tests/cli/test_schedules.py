@@ -93,7 +93,7 @@ def test_unknown_schedules_are_refused(planned: str, arguments: list[str], said:
 
 
 def test_queues_without_schedules_are_refused(url: str) -> None:
-    assert "the queues have no schedules: derive mail from RecurringMixin" in run("schedules", model="Mail").stderr
+    assert "the queues have no schedules: derive Mail from RecurringMixin" in run("schedules", model="Mail").stderr
     assert out("schedules", model="Chore") == "No task of chore has a schedule."
 
 
