@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import BigInteger, Identity, Index, Integer, MetaData, SmallInteger, String, Table, event, text
@@ -17,7 +18,7 @@ from ..dialects import error_type, json_type, key_type, long_text_type, serial_t
 from ..queue.options import HistoryOptions, LatchOptions
 from ..queue.spec import QueueSpec, index_name
 from ..sql import utcdefault, utcinsertion
-from .declaration import LONGEST_KEY, LONGEST_LATCH, LONGEST_NAME, place, subclasses
+from .declaration import LONGEST_KEY, LONGEST_LATCH, LONGEST_NAME, place
 
 # -- models whose one table serves all queues of a `MetaData`: pauses, registered workers, and the history ------------
 
@@ -27,6 +28,11 @@ Options = TypeVar("Options", HistoryOptions, LatchOptions)
 
 class CompanionMixin:
     """The base of mixins for such models: declares their columns."""
+
+    __companion_options__: ClassVar[tuple[str, type[Any]]] = ("", NoneType)
+    """The attribute with the options of the model, and their type."""
+    __companion_indexes__: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The columns of the indexes of the table."""
 
     @staticmethod
     def __companion_columns__() -> Mapping[str, dict[str, Any]]:
@@ -42,18 +48,9 @@ class CompanionMixin:
 
 
 def companion_table(mixin: type[CompanionMixin], metadata: MetaData) -> Table | None:
-    """Return the table of the model in ``metadata`` that derives from ``mixin``, or ``None``.
-
-    Raises :class:`.ConfigurationError` if there are several.
-    """
-    mapped = (cls.__dict__.get("__table__") for cls in subclasses(mixin))
-    found = [table for table in mapped if table is not None and table.metadata is metadata]
-    if len(found) > 1:
-        names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(
-            f"all queues share one table, not {names}: derive only one model from {mixin.__name__}"
-        )
-    return found[0] if found else None
+    """Return the table of the model in ``metadata`` that derives from ``mixin``, or ``None``."""
+    found: WithOptions[Any] | None = metadata.info.get(mixin)
+    return None if found is None else found.table
 
 
 def needed_companion(mixin: type[CompanionMixin], spec: QueueSpec, problem: str) -> Table:
@@ -84,29 +81,23 @@ class WithOptions(NamedTuple, Generic[Options]):
     options: Options
 
 
-def _register(
-    mixin: type[CompanionMixin], name: str, kind: type[Any], belongs: str, indexes: Mapping[str, tuple[str, ...]]
-) -> None:
-    """Let models that derive from ``mixin`` add these indexes to their table, and register it in its ``MetaData``, with
-    the options of the type ``kind`` in the attribute ``name``."""
-
-    def mapped(mapper: Mapper[Any], cls: type[Any]) -> None:
-        table, options = mapper.local_table, getattr(cls, name)
-        if not isinstance(table, Table) or mapper.inherits is not None:
-            return  # a subclass without a table of its own
-        before = table.metadata.info.get(mixin)
-        if before is not None and before.table is not table:
-            raise ConfigurationError(
-                f"{belongs} in one table, not in {before.table} and {table}: derive only one model from"
-                f" {mixin.__name__}"
-            )
-        if not isinstance(options, kind):
-            raise ConfigurationError(f"{cls.__name__}.{name} must be a {kind.__name__}, not {options!r}")
-        for index, columns in indexes.items():
-            Index(conv(index_name(table.name, index)), *(table.c[column] for column in columns))
-        table.metadata.info[mixin] = WithOptions(table, options)
-
-    event.listen(mixin, "after_mapper_constructed", mapped, propagate=True)
+@event.listens_for(CompanionMixin, "after_mapper_constructed", propagate=True)
+def _register(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Add the indexes of such a model to its table, and register it in its ``MetaData``."""
+    table, (name, kind) = mapper.local_table, cls.__companion_options__
+    if not isinstance(table, Table) or mapper.inherits is not None:
+        return  # a subclass without a table of its own
+    mixin = next(base for base in cls.__mro__ if CompanionMixin in base.__bases__)
+    before, options = table.metadata.info.get(mixin), getattr(cls, name, None)
+    if before is not None and before.table is not table:
+        raise ConfigurationError(
+            f"all queues share one table, not {before.table} and {table}: derive only one model from {mixin.__name__}"
+        )
+    if not isinstance(options, kind):
+        raise ConfigurationError(f"{cls.__name__}.{name} must be a {kind.__name__}, not {options!r}")
+    for index, columns in cls.__companion_indexes__.items():
+        Index(conv(index_name(table.name, index)), *(table.c[column] for column in columns))
+    table.metadata.info[mixin] = WithOptions(table, options)
 
 
 # -- the model of the table that records which queues are paused ------------------------------------------------------
@@ -148,10 +139,7 @@ class PauseMixin(CompanionMixin):
 
 
 def pause_table(metadata: MetaData) -> Table | None:
-    """Return the table of paused queues in ``metadata``, or ``None``.
-
-    Raises :class:`.ConfigurationError` if there are several.
-    """
+    """Return the table of paused queues in ``metadata``, or ``None``."""
     return companion_table(PauseMixin, metadata)
 
 
@@ -191,6 +179,8 @@ class HistoryMixin(CompanionMixin):
     """
 
     __companion_columns__ = staticmethod(_history_columns)
+    __companion_options__ = ("__history__", HistoryOptions)
+    __companion_indexes__: ClassVar = {"task": ("queue", "task", "id"), "outcome": ("queue", "outcome", "finished_at")}
     __history__: ClassVar[HistoryOptions] = HistoryOptions()
 
     if TYPE_CHECKING:
@@ -214,9 +204,7 @@ class HistoryMixin(CompanionMixin):
         """The application's frames, without local variables."""
 
 
-_HISTORY_INDEXES = {"task": ("queue", "task", "id"), "outcome": ("queue", "outcome", "finished_at")}
 History: TypeAlias = WithOptions[HistoryOptions]
-_register(HistoryMixin, "__history__", HistoryOptions, "the history of all queues belongs", _HISTORY_INDEXES)
 
 
 def history_of(metadata: MetaData) -> History | None:
@@ -263,6 +251,12 @@ class LatchMixin(CompanionMixin):
     """
 
     __companion_columns__ = staticmethod(_latch_columns)
+    __companion_options__ = ("__latches__", LatchOptions)
+    __companion_indexes__: ClassVar = {
+        "reports": ("reports_to", "opened_at"),
+        "waits": ("waits_for",),
+        "opened": ("opened_at",),
+    }
     __latches__: ClassVar[LatchOptions] = LatchOptions()
 
     if TYPE_CHECKING:
@@ -295,9 +289,7 @@ class LatchMixin(CompanionMixin):
         created_at: Mapped[datetime]
 
 
-_LATCH_INDEXES = {"reports": ("reports_to", "opened_at"), "waits": ("waits_for",), "opened": ("opened_at",)}
 LatchTable: TypeAlias = WithOptions[LatchOptions]
-_register(LatchMixin, "__latches__", LatchOptions, "the latches of all queues belong", _LATCH_INDEXES)
 
 
 def latches_in(metadata: MetaData) -> LatchTable | None:
