@@ -21,8 +21,7 @@ from .._support.texts import logger_of
 from ..model.declaration import Target, specs_of
 from . import access, actions, flows, pages, tasks
 from .access import Authorize, Columns, Exposure, Link, Redact, is_static, nobody
-from .data import SessionRunner
-from .site import Site, respond
+from .site import SessionRunner, Site, respond
 
 if TYPE_CHECKING:
     from ..worker import Sessions

@@ -222,12 +222,8 @@ def _check_isolation(handler: Handler) -> None:
     if isolation is not None and handler.mode == "lock":
         raise ArgumentError("mode='lock' is one transaction of the worker, which a child process cannot share")
     for name, value in (("max_tasks", handler.max_tasks), ("max_memory", handler.max_memory)):
-        if value is not None and isolation is None:
-            raise ArgumentError(
-                f"{name}={count(name, value)}: it applies to child processes: give isolation='process' too"
-            )
-        if value is not None:
-            count(name, value)
+        if value is not None and count(name, value) and isolation is None:
+            raise ArgumentError(f"{name}={value}: it applies to child processes: give isolation='process' too")
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:

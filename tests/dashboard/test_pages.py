@@ -87,9 +87,9 @@ def test_tasks_by_filter_and_page_by_page(app: TestClient) -> None:
 
 
 def test_viewers_share_what_is_read(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 1e9)
+    monkeypatch.setattr("sqlqueue.dashboard.site.TIMES", 1e9)
     monkeypatch.setattr(
-        "sqlqueue.dashboard.data.LONGEST", 3_600
+        "sqlqueue.dashboard.site.LONGEST", 3_600
     )  # on a busy machine, seconds can pass between two requests
     statements: list[str] = []
     event.listen(sessions.kw["bind"], "before_cursor_execute", lambda *given: statements.append(given[2]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.dashboard.data import Snapshots
+from sqlqueue.dashboard.site import Snapshots
 
 
 class Source:
@@ -53,8 +53,8 @@ def test_what_took_long_to_read_is_kept_longer() -> None:
 
 def test_soon_after_a_change_pages_follow_its_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may run a task right after an action: a result from before that is not shown for long."""
-    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 1e9)
-    monkeypatch.setattr("sqlqueue.dashboard.data.LONGEST", 3_600)
+    monkeypatch.setattr("sqlqueue.dashboard.site.TIMES", 1e9)
+    monkeypatch.setattr("sqlqueue.dashboard.site.LONGEST", 3_600)
 
     async def look(kept: Snapshots, source: Source) -> None:
         kept.forget()
@@ -66,7 +66,7 @@ def test_soon_after_a_change_pages_follow_its_effects(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("bound", ["TIMES", "LONGEST"])
 def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"sqlqueue.dashboard.data.{bound}", 0)
+    monkeypatch.setattr(f"sqlqueue.dashboard.site.{bound}", 0)
 
     async def look(kept: Snapshots, source: Source) -> list[int]:
         return [await kept.get("figures", source.slowly, 0) for _ in range(2)]
@@ -75,7 +75,7 @@ def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch:
 
 
 def test_the_oldest_snapshot_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.data.MAX_SNAPSHOTS", 2)
+    monkeypatch.setattr("sqlqueue.dashboard.site.MAX_SNAPSHOTS", 2)
 
     async def look(kept: Snapshots, source: Source) -> list[int]:
         return [await kept.get(key, source.quickly, 60) for key in ("a", "b", "c", "c", "b", "a")]
@@ -124,7 +124,7 @@ def test_results_being_read_during_an_action_are_not_shown_to_later_viewers() ->
 
 
 def test_snapshots_that_have_expired_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.site.TIMES", 0)
 
     async def look(kept: Snapshots, source: Source) -> set[Any]:
         for key in ("a", "b", "c"):
@@ -135,7 +135,7 @@ def test_snapshots_that_have_expired_are_dropped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_snapshots_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.data.MAX_CHARACTERS", 100)
+    monkeypatch.setattr("sqlqueue.dashboard.site.MAX_CHARACTERS", 100)
 
     async def look(kept: Snapshots, source: Source) -> list[set[Any]]:
         found = []

@@ -48,7 +48,7 @@ def test_many_running_tasks_are_folded_and_those_that_are_not_read_are_mentioned
     assert found.count(" for ") == 18
     assert "8 more" in found
     monkeypatch.setattr("sqlqueue.dashboard.pages.RUNNING", 10)
-    monkeypatch.setattr("sqlqueue.dashboard.data.TIMES", 0)
+    monkeypatch.setattr("sqlqueue.dashboard.site.TIMES", 0)
     app.post("/queue/email/pause", data={})  # drops what was read
     page = app.get("/workers").text
     assert rows(page)["mailer:2"].count(" for ") == 10
