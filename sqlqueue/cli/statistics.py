@@ -15,7 +15,7 @@ from ..operations import CAP, LAST, Bucket, Durations, ErrorGroup, Pause, QueueO
 from ..operations.filtering import column
 from ..queue.options import Status
 from ..queue.spec import Criterion, QueueSpec
-from ._options import Age, AsJson, Equal, Filters, Function, Ids, InBatch, Queues, Statuses, Topic, duration
+from ._options import AsJson, Filters, Queues, duration
 from ._output import complain, facts, pauses, print_json, print_table, refusal, repeated, say
 
 # -- statistics of queues, as tables for people and as JSON for programs ----------------------------------------------
@@ -171,10 +171,7 @@ def stats(
     timeline: Timeline = False,
     bucket: BucketSize = None,
     since: Since = None,
-    topic: Topic = None,
-    function: Function = None,
-    batch: InBatch = None,
-    where: Equal = None,
+    filters: Filters,
     exact: Exact = False,
     watch: Watch = None,
     as_json: AsJson = False,
@@ -216,8 +213,7 @@ def stats(
         raise refusal("--watch is for people: leave out --json")
     if (by and timeline) or ((bucket or since) and not timeline):
         raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
-    specs = [queues.only] if by or timeline else queues.chosen if batch is None else queues.with_batches
-    filters = Filters(topic=topic, function=function, batch=batch, where=where)
+    specs = [queues.only] if by or timeline else queues.chosen if filters.batch is None else queues.with_batches
     chosen = [(spec, filters.criteria(spec)) for spec in specs]
     filters.verify(queues, specs[0])
     spec, criteria = chosen[0]
@@ -243,17 +239,7 @@ def _figures(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, sessi
 
 
 def errors(
-    queues: Queues,
-    *,
-    status: Statuses = None,
-    topic: Topic = None,
-    function: Function = None,
-    ids: Ids = None,
-    older_than: Age = None,
-    where: Equal = None,
-    limit: Most = 20,
-    exact: Exact = False,
-    as_json: AsJson = False,
+    queues: Queues, *, filters: Filters, limit: Most = 20, exact: Exact = False, as_json: AsJson = False
 ) -> None:
     """Show a queue's failures in groups: those whose errors differ only in numbers, addresses, quoted text and the
     like. The most frequent come first.
@@ -279,9 +265,9 @@ def errors(
     Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
     spec = queues.only
-    filters = Filters(status=status, topic=topic, function=function, ids=ids, older_than=older_than, where=where)
     cap = None if exact else LAST
     chosen = filters.criteria(spec)
+    filters.verify(queues, spec)
     found = queues.transact(lambda session: operations.errors(session, spec.entity, *chosen, cap=cap), spec)
     if as_json:
         print_json([_failed(group) for group in found[:limit]])
