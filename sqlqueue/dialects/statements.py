@@ -386,21 +386,22 @@ class Rows(ABC):
         If other transactions have locked too many of the rows, more are read.
         """
         found = list[Identity]()
-        for further in self._further(session, pick, found):
-            keys = further
-            while keys and (room := pick.limit - len(found)):
-                size = min(max(room, self.locked_in_order(pick.spec, keys)), self.most(pick.spec))
-                found += self.lock_keys(session, pick, keys[:size], room, locks_only=locks_only)
-                keys = keys[size:]
+        for keys, room in self._further(session, pick, found):
+            found += self.lock_keys(session, pick, keys, room, locks_only=locks_only)
         return found
 
-    def _further(self, session: Session, pick: Pick, found: Sequence[Any]) -> Iterator[Sequence[Identity]]:
-        """Yield the primary keys of rows of ``pick``, in order, until the caller has ``found`` as many as it wants."""
+    def _further(self, session: Session, pick: Pick, found: Sequence[Any]) -> Iterator[tuple[Sequence[Identity], int]]:
+        """Yield primary keys of rows of ``pick``, in order, and how many of them to lock, until the caller has
+        ``found`` as many as it wants."""
         seen, number = set[Identity](), pick.limit + OTHERS
         while True:
             # a separate statement: MariaDB raises error 1020 if the snapshot is older than the locks
             candidates = self.candidates(session, pick, number)
-            yield [key for key in candidates if key not in seen]
+            keys = [key for key in candidates if key not in seen]
+            while keys and (room := pick.limit - len(found)):
+                size = min(max(room, self.locked_in_order(pick.spec, keys)), self.most(pick.spec))
+                yield keys[:size], room
+                keys = keys[size:]
             if len(found) == pick.limit or len(candidates) < number:
                 return
             seen.update(candidates)
@@ -714,13 +715,9 @@ class Rows(ABC):
         For engines where :meth:`lock_and_write` is one statement, which cannot read the parts in one order and lock as
         it reads.
         """
-        pick, found = request.pick, list[Any]()
-        for further in self._further(session, pick, found):
-            keys = further
-            while keys and (room := pick.limit - len(found)):
-                size = min(max(room, self.locked_in_order(pick.spec, keys)), self.most(pick.spec))
-                found += self._write_keys(session, request, keys[:size], room)
-                keys = keys[size:]
+        found = list[Any]()
+        for keys, room in self._further(session, request.pick, found):
+            found += self._write_keys(session, request, keys, room)
         return found
 
     def _write_keys(self, session: Session, request: ClaimRequest, keys: Sequence[Identity], room: int) -> list[Any]:
