@@ -165,9 +165,10 @@ def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
         execute(sync_db.case.statistics, tables)
 
     def execute(statement: str | None, names: Iterable[str]) -> None:
+        quote = sync_db.engine.dialect.identifier_preparer.quote
         with sync_db.engine.begin() as connection:
             for name in names if statement else ():
-                connection.exec_driver_sql(str(statement).format(table=name))
+                connection.exec_driver_sql(str(statement).format(table=quote(name)))
 
     execute(by_itself and by_itself % "off", every)
     execute(by_itself and sync_db.case.no_statistics, every)  # what the server has collected during earlier tests
