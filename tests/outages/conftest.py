@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
@@ -15,45 +14,37 @@ from tests.support.containers import NoDocker, Unavailable
 from tests.support.engines import REQUIRED, SELECTED, EngineCase
 from tests.support.harness import Database
 
-Workloads = dict[EngineCase, Workload | Unavailable]
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, id=case.name) for case in SELECTED if case.container is not None]
+)
+def started(request: pytest.FixtureRequest) -> Iterator[Workload | Unavailable]:
+    with ExitStack() as stack:
+        try:
+            made = Workload(FrailServer(request.param, stack))
+        except Unavailable as reason:
+            yield reason
+        else:
+            stack.callback(made.close)
+            yield made
 
 
-@pytest.fixture(scope="module")
-def workloads(request: pytest.FixtureRequest) -> Iterator[Workloads]:
-    """Start all servers that this run needs, in parallel."""
-    parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = [*dict.fromkeys(each.params["workload"] for each in parameters if each and "workload" in each.params)]
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        made = dict(zip(cases, pool.map(lambda case: _started(case, stack), cases), strict=True))
-        yield made
-
-
-def _started(case: EngineCase, stack: ExitStack) -> Workload | Unavailable:
-    try:
-        workload = Workload(FrailServer(case, stack))
-    except Unavailable as reason:
-        return reason
-    stack.callback(workload.close)
-    return workload
-
-
-@pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
-def workload(request: pytest.FixtureRequest, workloads: Workloads) -> Iterator[Workload]:
-    case: EngineCase = request.param
-    found = workloads[case]
+@pytest.fixture
+def workload(request: pytest.FixtureRequest, started: Workload | Unavailable) -> Iterator[Workload]:
+    case: EngineCase = request.node.callspec.params["started"]
     note = request.node.user_properties.append
     note(("engine", case.name))
-    if isinstance(found, Unavailable):
-        note(("server", f"none: {found}"))
+    if isinstance(started, Unavailable):
+        note(("server", f"none: {started}"))
         if case.name in REQUIRED and not isinstance(
-            found, NoDocker
+            started, NoDocker
         ):  # the engine is available in another way, or missing
-            pytest.fail(f"{case.name}: {found}", pytrace=False)
-        pytest.skip(f"{case.name}: {found}")
-    note(("server", f"{found.server.server.version} ({found.server.server.origin})"))
-    found.begin_test()
-    yield found
-    found.end_test()
+            pytest.fail(f"{case.name}: {started}", pytrace=False)
+        pytest.skip(f"{case.name}: {started}")
+    note(("server", f"{started.server.server.version} ({started.server.server.origin})"))
+    started.begin_test()
+    yield started
+    started.end_test()
 
 
 @pytest.fixture

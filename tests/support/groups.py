@@ -71,8 +71,6 @@ class ByEngine(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path == "tests/outages/test_faults.py":
-            return "faults"  # starts servers of all engines at once
         engines = _engines(nodeid)
         if len(engines) > 1:
             return "several engines"
