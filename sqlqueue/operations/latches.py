@@ -555,7 +555,8 @@ def advance(session: AnySession, entity: type[QueueMixin]) -> int:
     predecessors have ended thereby.
 
     Workers do this themselves, right after they have settled tasks, and at each poll.  Call it in loops of your own,
-    after the commit that has settled tasks, in a transaction of its own; it locks no tasks that are running.
+    after the commit that has settled tasks, in a transaction of its own; it locks no tasks that are running.  To find
+    what has failed, it reads the final members of the batches that have not ended.
     """
     spec, session = spec_of(entity), session_of(session)
     latches = Latches.of(session, spec, Access.SKIP)

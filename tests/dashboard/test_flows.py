@@ -69,10 +69,15 @@ def test_a_batch_with_its_failures_graph_and_actions(app: TestClient) -> None:
     assert (label.status_code, "is an event, not a batch: it is not open yet." in label.text) == (404, True)
 
 
-def test_errors_of_tasks_that_were_not_run_link_to_what_has_failed(app: TestClient) -> None:
-    row = next(each for each in app.get("/errors").text.split("<tr>") if "not run: " in each)
+@pytest.mark.parametrize("scanned", [4, 100])
+def test_errors_of_tasks_that_were_not_run_link_to_what_has_failed(
+    sessions: Any, app: TestClient, scanned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.dashboard.pages.SCAN", scanned)
+    client = TestClient(dashboard(sessions), headers=app.headers)
+    row = next(each for each in client.get("/errors").text.split("<tr>") if "not run: " in each)
     assert '<a href="/queue/step/task?key=43">Step 43</a>: retry that, and these wait again.' in row
-    assert "/confirm/" not in row
+    assert ("1+" in row, "/confirm/" in row) == (scanned == 4, False)
 
 
 def test_a_task_links_to_what_is_around_it(app: TestClient) -> None:
