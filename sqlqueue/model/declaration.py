@@ -381,7 +381,10 @@ def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -
             column = mapper.columns.get(name)
             if column is None or column.table is not table:
                 raise _refusal(cls, f"{option} names {name!r}, which is not a column of {table}: name its attributes")
+    changing = {name for role, name in _attributes(cls).items() if role in COLUMNS.keys() - {"priority", "created_at"}}
     for option, name in keys.items():
+        if name in changing:
+            raise _refusal(cls, f"{option} names {name!r}, which claims write to: name a column of the model's own")
         kind = mapper.columns[name].type
         if not kind.hashable or (isinstance(kind, Enum) and kind.native_enum):
             problem = f"whose type {kind!r} does not have one order on every engine: use a number, a string or a UUID"

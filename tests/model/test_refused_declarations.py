@@ -172,6 +172,12 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
         {"state": mapped_column(Enum("a", "b", name="letters")), **_queue(fair="state")},
         "does not have one order on every engine",
     ),
+    "a share by a column that changes": (
+        QueueMixin,
+        _queue(fair="status"),
+        "fair names 'status', which claims write to",
+    ),
+    "a sequence by one": (QueueMixin, _queue(sequential="attempt"), "which claims write to"),
     "a share by another column than that of limits": (
         LimitMixin,
         _queue(fair="id", slots=Slot),
