@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache, partial
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import (
     Column,
@@ -749,6 +749,19 @@ class Lanes:
     made: StatementCache = field(default_factory=StatementCache, init=False, repr=False)
 
 
+class Beside(NamedTuple):
+    """What a claim reads of the keys that a statement finds, together with them where an engine can."""
+
+    key: Hashable
+    select: Callable[[Callable[[ColumnElement[Any]], Criterion]], Select[Any]]
+    """Returns the SELECT, whose first columns are a key and a number, and whose next one is never NULL; the argument
+    returns the criterion that a column has one of the keys."""
+    width: int
+    """The number of its further columns."""
+    take: Callable[[Iterable[Any], Iterable[Any]], object]
+    """Receives the rows, and all keys."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pick:
     """The rows that a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
@@ -774,6 +787,8 @@ class Pick:
     """The statuses of its rows if there are several, each of which is read from its own range of the index."""
     lanes: Lanes | None = None
     """How the rows take turns; ``None`` if they are taken in order."""
+    beside: Beside | None = None
+    """What else to read of the keys of its lanes."""
     made: StatementCache = field(default_factory=partial(StatementCache, 8), init=False, repr=False)
     """The cache of statements that adapters have built from this; small, because there are many instances."""
 

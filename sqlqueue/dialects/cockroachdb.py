@@ -32,7 +32,6 @@ class CockroachDBRows(PostgreSQLRows):
     locks_after_sorting = False
     walks_keys = False
     claims_in_order = False
-    numbers_rows = False
     begin_look = Rows.begin_look
     claim_lanes = Rows.claim_lanes  # no rows are locked in a lateral subquery
 

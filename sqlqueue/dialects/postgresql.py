@@ -82,7 +82,6 @@ from .statements import (
     MANY,
     MANY_LANES,
     ROWS,
-    Beside,
     ClaimRequest,
     Parameters,
     Replacement,
@@ -165,8 +164,6 @@ class PostgreSQLRows(Rows):
     hides_criteria = True
     walks_keys = True
     claims_in_order = True
-    numbers_rows: ClassVar[bool] = True
-    """Whether rows that an index returns in order are numbered without reading those after a limit."""
     searched = MANY_LANES
     of_found = "array"
     concludes = True
@@ -271,51 +268,38 @@ class PostgreSQLRows(Rows):
         return turns, {**taken, **{key: len(some) for key, some in zip(keys, each[1:], strict=True)}}
 
     def _find(
-        self,
-        session: Session,
-        pick: Pick,
-        what: Hashable,
-        make: Callable[[], Select[Any]],
-        *,
-        given: Sequence[Any],
-        beside: Beside | None,
+        self, session: Session, pick: Pick, what: Hashable, make: Callable[[], Select[Any]], given: Sequence[Any]
     ) -> Iterable[Any]:
+        beside = pick.beside
         if beside is None:
-            return super()._find(session, pick, what, make, given=given, beside=beside)
+            return super()._find(session, pick, what, make, given)
 
         def make_both() -> Any:
             found = make().cte("found")
-            key, place, *others = found.c
             # through an array, of which a planner expects ten elements
-            of_found = func.array(select(key).scalar_subquery())
+            of_found = func.array(select(next(iter(found.c))).scalar_subquery())
             wanted = beside.select(lambda column: column == any_(of_found)).subquery("wanted")
-            nothing = [type_coerce(null(), each.type) for each in [*wanted.c][2:]]
-            return union_all(
-                select(key, place, *nothing, *others),
-                select(*wanted.c, *(type_coerce(null(), each.type) for each in others)),
-            )
+            mine, others = ([type_coerce(null(), each.type) for each in [*some.c][2:]] for some in (found, wanted))
+            return union_all(select(*found.c, *others), select(*[*wanted.c][:2], *mine, *[*wanted.c][2:]))
 
         rows: Any = self._execute_for_lanes(session, pick, (what, beside.key), make_both, given)
-        found = sorted((row for row in rows if row[2] is None), key=itemgetter(1))
-        beside.take([row[: beside.width] for row in rows if row[2] is not None], [row[0] for row in found])
-        return [(*row[:2], *row[beside.width :]) for row in found]
+        width = beside.width
+        found = sorted((row for row in rows if row[-width] is None), key=itemgetter(1))
+        beside.take([(*row[:2], *row[-width:]) for row in rows if row[-width] is not None], [row[0] for row in found])
+        return [row[:-width] for row in found]
 
     def lane_heads(
-        self,
-        session: Session,
-        pick: Pick,
-        number: int,
-        keys: Sequence[Any] | None = None,
-        beside: Beside | None = None,
+        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
     ) -> dict[Identity, Any]:
         """Read the lanes with a key in one statement."""
         lanes: Any = pick.lanes
-        if keys is None and beside is not None and not lanes.ordered.is_divided and self.numbers_rows:
+        # with keys to walk, the rows that an index returns in order are numbered without reading those after a limit
+        if keys is None and pick.beside is not None and not lanes.ordered.is_divided and self.walks_keys:
             first = replace(lanes.ordered, limit=number)
             place = func.row_number().over(order_by=[term.expression for term in first.order]).label("place")
             names = [column.label(f"key_{n}") for n, column in enumerate(pick.spec.primary_key)]
             make = partial(self.select_candidates, first, lanes.column.label("lane_key"), place, *names)
-            found = self._find(session, pick, ("heads", number), make, given=(), beside=beside)
+            found = self._find(session, pick, ("heads", number), make, ())
             return {tuple(identity): key for key, _, *identity in found}
         if keys is None or pick.is_divided:
             return super().lane_heads(session, pick, number, keys)

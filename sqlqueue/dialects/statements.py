@@ -130,19 +130,6 @@ class ClaimRequest:
     """Receives those that follow such a row in a lane that keeps its order, and the row itself."""
 
 
-class Beside(NamedTuple):
-    """What a claim reads of the keys that a statement finds, together with them where an engine can."""
-
-    key: Hashable
-    select: Callable[[Callable[[ColumnElement[Any]], Criterion]], Select[Any]]
-    """Returns the SELECT, whose first columns are a key and a number, and whose next one is never NULL; the argument
-    returns the criterion that a column has one of the keys."""
-    take: Callable[[Iterable[Any], Iterable[Any]], object]
-    """Receives the rows, and all keys."""
-    width: int
-    """The number of columns."""
-
-
 class Rows(ABC):
     """What an engine does with rows: it selects, locks, writes and inserts them."""
 
@@ -755,7 +742,7 @@ class Rows(ABC):
     skips_values: ClassVar[bool] = False
     """Whether NOT IN on a column of an index is read as the ranges between the values."""
 
-    def walk_keys(self, session: Session, pick: Pick, key: Any, number: int, beside: Beside | None = None) -> list[Any]:
+    def walk_keys(self, session: Session, pick: Pick, key: Any, number: int) -> list[Any]:
         """Return the next keys after ``key`` that have an entry in the index of the lanes and are not excluded, at most
         so many; and ``None`` after them if there are rows without a key."""
         given = [] if key is EDGE else [key]
@@ -781,21 +768,13 @@ class Rows(ABC):
             every = union_all(keys, select(unkeyed.c.key, unkeyed.c.number)).subquery("every")
             return select(every.c.key, every.c.number).order_by(every.c.number)
 
-        found = self._find(session, pick, ("walk", len(given), number), make, given=given, beside=beside)
-        return [row[0] for row in found]
+        return [row[0] for row in self._find(session, pick, ("walk", len(given), number), make, given)]
 
     def _find(
-        self,
-        session: Session,
-        pick: Pick,
-        what: Hashable,
-        make: Callable[[], Select[Any]],
-        *,
-        given: Sequence[Any],
-        beside: Beside | None,
+        self, session: Session, pick: Pick, what: Hashable, make: Callable[[], Select[Any]], given: Sequence[Any]
     ) -> Iterable[Any]:
         """Execute a statement that finds keys in the order of the numbers after them, and return its rows; where the
-        engine can, read what is ``beside``."""
+        engine can, read what is :attr:`.Pick.beside`."""
         return self._execute_for_lanes(session, pick, what, make, given)
 
     def next_keys(self, session: Session, pick: Pick, keys: Sequence[Any]) -> dict[Any, Any]:
@@ -848,12 +827,7 @@ class Rows(ABC):
         return [row[0] for row in self._execute_for_lanes(session, pick, what, make, given, also=also)]
 
     def lane_heads(
-        self,
-        session: Session,
-        pick: Pick,
-        number: int,
-        keys: Sequence[Any] | None = None,
-        beside: Beside | None = None,
+        self, session: Session, pick: Pick, number: int, keys: Sequence[Any] | None = None
     ) -> dict[Identity, Any]:
         """Return the keys of the first ``number`` rows, or of as many of each lane of ``keys``, in the order of the
         queue, locked or not."""

@@ -44,7 +44,7 @@ from .._support.errors import ArgumentError, Claim
 from .._support.texts import ahead_text
 from ..dialects import key_type
 from ..dialects.base import Adapter
-from ..dialects.statements import FURTHER, Beside
+from ..dialects.statements import FURTHER
 from ..lifecycle.kind import Cause, Holder, Kind, KindIndex, Partition, Reason, SeenTask, kinds_in, moment_text
 from ..model.declaration import LONGEST_KEY, LONGEST_NAME, QueueMixin, optional
 from ..queue.options import MILLISECOND, AttemptOutcome, QueueOptions, Rate, Status
@@ -54,6 +54,7 @@ from ..sql import (
     EDGE,
     LARGEST,
     Assignment,
+    Beside,
     Pick,
     before,
     is_held,
@@ -538,8 +539,8 @@ class Gate:
         return Beside(
             key=("first free", most),
             select=lambda of_found: _first_free(slots, most, of_found(slots["slot_key"])),
+            width=4,
             take=lambda seen, keys: self._fill(seen, most, keys),
-            width=6,
         )
 
     def look(self, keys: Collection[Key], needed: int) -> None:

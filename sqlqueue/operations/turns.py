@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import LRUCache
 
 from ..dialects.base import Adapter
-from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, Beside, ClaimRequest
+from ..dialects.statements import BRANCHES, FURTHER, LANES, MANY_LANES, OTHERS, ClaimRequest
 from ..kinds.limits import Gate, slots_of
 from ..queue.spec import CACHE_SIZE, Identity, QueueSpec
 from ..sql import EDGE, LARGEST, Pick
@@ -72,28 +72,32 @@ class Keys:
         key: Any,
         wanted: int,
         *,
+        at_once: int = LANES,
         claim: LaneClaim | None = None,
-        beside: Beside | None = None,
     ) -> tuple[list[Any], bool, bool]:
         """Return the next keys that have ready tasks, and the edge among them: ``wanted`` keys or more, if so many are
-        found soon; whether these are all; and whether there may be tasks without a key.
+        found soon; whether these are all; and whether there may be tasks without a key.  One statement searches for
+        ``at_once`` keys or more.
 
         Each was the next one when it was read, except for keys that the criteria exclude.  A ``claim`` knows which keys
         have no slots: where few of the next ones have, these are passed over as well.
         """
         found, guesses, rows, unkeyed = dict[Any, None](), True, adapter.rows, True
-        passed = set[Any](pick.lanes.excluded if pick.lanes else ())
+        passed, has_slots = (
+            set[Any](pick.lanes.excluded if pick.lanes else ()),
+            pick.spec.is_limited and not rows.walks_keys,
+        )
         in_vain, some = claim is not None or key not in self._following, _SOME
         for _ in range(_READS):
-            before, number = len(found.keys() - passed), LANES if wanted <= LANES else max(wanted, MANY_LANES)
+            before, number = len(found.keys() - passed), max(wanted, at_once)
             if in_vain and rows.skips_values and (passed or claim):
                 following, guesses = self._others(adapter, session, pick, key, passed=passed, claim=claim), False
-                wanted, claim = LANES if claim else wanted, None
+                wanted, at_once, claim = (LANES, LANES, None) if claim else (wanted, at_once, None)
             else:
-                if found and key not in self._following and pick.spec.is_limited and not rows.walks_keys:
-                    self._guess_by_slots(adapter, session, slots_of(pick.spec), key, MANY_LANES)
+                if found and has_slots and key not in self._following:
+                    has_slots = bool(self._guess_by_slots(adapter, session, slots_of(pick.spec), key, MANY_LANES))
                 guesses = guesses and key in self._following
-                following = self._read(adapter, session, pick, key, number, some=some, guesses=guesses, beside=beside)
+                following = self._read(adapter, session, pick, key, number, some=some, guesses=guesses)
                 unkeyed = following.pop(None, True)
             while key in following:
                 key = following[key]
@@ -108,20 +112,11 @@ class Keys:
         return list(found), False, unkeyed
 
     def _read(
-        self,
-        adapter: Adapter,
-        session: Session,
-        pick: Pick,
-        key: Any,
-        number: int,
-        *,
-        some: int,
-        guesses: bool,
-        beside: Beside | None,
+        self, adapter: Adapter, session: Session, pick: Pick, key: Any, number: int, *, some: int, guesses: bool
     ) -> dict[Any, Any]:
         """Return some keys with those that follow them, and if it is known, whether there are tasks without a key."""
         if adapter.rows.walks_keys and not pick.is_divided:
-            found = adapter.rows.walk_keys(session, pick, key, number, beside)
+            found = adapter.rows.walk_keys(session, pick, key, number)
             keys = [each for each in found if each is not None]
             following = dict(pairwise([key, *keys, *([EDGE] if len(keys) < number else [])]))
             self._following.update(following)
@@ -220,23 +215,21 @@ class Rotation:
 
     def has_turns(self, room: int, dry: Collection[Any]) -> bool:
         """Return whether it is known whose turn it is, for a claim of ``room`` tasks of keys that are not ``dry``."""
-        with self._lock:
-            turns = sum(key is not EDGE and key not in dry for key in self._ring)
-            return turns > 0 and (self.is_whole or turns >= self._visits(room))
+        turns = len(self.keys_in_turn(dry))
+        return turns > 0 and (self.is_whole or turns >= self._visits(room))
 
     def _visits(self, room: int) -> int:
         """Return how many keys a claim of ``room`` tasks visits, if they have a weight of 1."""
         return min(self._lanes, math.ceil(room / (self._quantum or self._quantum_for(room))))
 
-    def keys_in_turn(self) -> list[Any]:
-        """Return the keys of the ring."""
+    def keys_in_turn(self, dry: Collection[Any] = ()) -> list[Any]:
+        """Return the keys of the ring that are not ``dry``."""
         with self._lock:
-            return [key for key in self._ring if key is not EDGE]
+            return [key for key in self._ring if key is not EDGE and key not in dry]
 
     def has_all(self, number: int, dry: Collection[Any]) -> bool:
         """Return whether all keys that are not ``dry`` are in the ring, and are at most so many."""
-        with self._lock:
-            return self.is_whole and sum(key is not EDGE and key not in dry for key in self._ring) <= number
+        return self.is_whole and len(self.keys_in_turn(dry)) <= number
 
     def take_turns(self, number: int, dry: Collection[Any]) -> list[Any]:
         """Return the next keys that are not ``dry``, at most so many, and go on after them."""
@@ -259,7 +252,6 @@ class Rotation:
         *,
         reach: int = 0,
         claim: LaneClaim | None = None,
-        beside: Beside | None = None,
     ) -> tuple[set[Any], bool]:
         """Read whose turn it is next, of about ``reach`` keys if few of them have tasks that may start; return the
         keys, and whether these are all.  For ``claim`` see :meth:`Keys.after`.
@@ -277,16 +269,11 @@ class Rotation:
             place = lanes.listed.index(last) + 1 if last in lanes.listed else 0
             keys, is_whole = [*lanes.listed[place:], *lanes.listed[:place]], True
         else:
-            wanted = self._lanes if is_new or spec.is_limited else self._visits(room)
-            is_cold = is_new and start is EDGE
+            wanted = max(self._visits(room), reach, LANES if is_new or spec.is_limited else 0)
+            claim = claim if reach or (is_new and start is EDGE) else None
+            at_once = MANY_LANES if wanted > LANES else self._lanes
             keys, is_whole, unkeyed = self.keys.after(
-                adapter,
-                session,
-                pick,
-                start,
-                max(wanted, reach),
-                claim=claim if reach or is_cold else None,
-                beside=beside,
+                adapter, session, pick, start, wanted, at_once=at_once, claim=claim
             )
             is_next = last is EDGE and (self._visited is None or self._visited is _NOBODY)
             if unkeyed and lanes is not None and lanes.column.nullable and (is_next or EDGE in keys):
@@ -486,9 +473,12 @@ class LaneClaim:
             self._full.update(full)
             self._dry.update(full)
 
-    def _beside(self, width: int) -> Beside | None:
-        """Return how to read what is free of about so many keys together with the keys, before any task is claimed."""
-        return None if self._gate is None or self._number else self._gate.beside(math.ceil(self._room / width))
+    def _gated(self, pick: Pick, width: int) -> Pick:
+        """Return ``pick`` so that what is free of its keys, about so many, is read with them, before any task is
+        claimed."""
+        if self._gate is None or self._number:
+            return pick
+        return replace(pick, beside=self._gate.beside(math.ceil(self._room / width)))
 
     def full_of(self, keys: Collection[Any]) -> set[Any]:
         """Return those of ``keys`` that have no slots."""
@@ -508,8 +498,8 @@ class LaneClaim:
         """
         number, once = self._room + OTHERS, rotation is not None
         while self._room:
-            beside = None if rotation is None else self._beside(rotation.width)
-            heads = self._adapter.rows.lane_heads(self._session, self._pick, number, beside=beside)
+            pick = self._pick if rotation is None else self._gated(self._pick, rotation.width)
+            heads = self._adapter.rows.lane_heads(self._session, pick, number)
             keys = set(heads.values())
             self._look(keys)
             if rotation is not None:
@@ -559,17 +549,9 @@ class LaneClaim:
                 self.is_cut = rotation.goes_on(found=bool(self.tasks))
                 return True
             if is_old or not rotation.has_turns(1 if is_gated else self._room, self._dry):
+                pick = self._gated(self._request.pick, max(rotation.width, len(rotation.keys_in_turn())))
                 claim = self if is_gated else None
-                beside = self._beside(max(rotation.width, len(rotation.keys_in_turn())))
-                keys, are_all = rotation.read(
-                    self._adapter,
-                    self._session,
-                    self._request.pick,
-                    self._room,
-                    reach=reach,
-                    claim=claim,
-                    beside=beside,
-                )
+                keys, are_all = rotation.read(self._adapter, self._session, pick, self._room, reach=reach, claim=claim)
                 if keys <= self._dry and keys <= read:
                     return False
                 is_old = False
@@ -595,10 +577,11 @@ class LaneClaim:
         if not (keys := [key for key in turns if first[key] < self._most(key)]):
             self._take_front()
             return
-        shares = {key: min(self._room, self._most(key)) for key in keys}
-        if not first and (len(keys) == 1 or (self._claims_in_order and sum(shares.values()) <= self._room)):
+        shares = {key: min(self._room, self._most(key)) for key in [*first, *keys]}
+        if len(shares) == 1 or (self._claims_in_order and sum(shares.values()) <= self._room):
+            self._front = self._front and {}
             self._take(shares)
-            rotation.run_out({key for key in keys if key in self._dry and self._most(key)})
+            rotation.run_out({key for key in shares if key in self._dry and self._most(key)})
             return
         most = min(self._room, self._width * math.ceil(self._room / len(keys)), max(map(self._most, keys)))
         each = 1 << (most - 1).bit_length()

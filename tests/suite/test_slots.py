@@ -350,6 +350,34 @@ def test_many_keys_cost_a_claim_few_statements(db: Database, known: int, limit: 
     assert held(db) == MANY + known
 
 
+def test_a_claim_that_knows_few_keys_reads_as_many_as_it_needs(sync_db: Database) -> None:
+    turns._rotations.clear()
+    visits(sync_db, *(f"{number:03}" for number in range(300) for _ in range(10)))
+    sync_db.committed.complete(sync_db.committed.claim_many(Visit, limit=10))
+    with sync_db.session() as actor:
+        assert actor.find(Visit, Visit.id < 0) == []
+        actor.rollback()
+        with sent() as cost:
+            assert len(actor.claim_many(Visit, limit=10)) == 10
+        actor.rollback()
+    assert cost["statements"] <= (6 if adapter_for(sync_db.engine.dialect).rows.claims_in_order else 14)
+
+
+def test_a_claim_of_all_that_may_start_costs_few_statements(sync_db: Database) -> None:
+    visits(sync_db, *(f"{number:02}" for number in range(40) for _ in range(5)))
+    for _ in range(2):  # the second claim makes no slots
+        turns._rotations.clear()
+        with sync_db.session() as actor:
+            assert actor.find(Visit, Visit.id < 0) == []
+            actor.rollback()
+            with sent() as cost:
+                found = actor.claim_many(Visit, limit=100)
+            actor.complete(found)
+            actor.commit()
+        assert [task.limit_key for task in found] == [f"{number // 2:02}" for number in range(80)]
+    assert cost["statements"] <= (6 if adapter_for(sync_db.engine.dialect).rows.claims_in_order else 11)
+
+
 def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
     full, closed, draining = ([f"{kind} {n}" for n in range(20)] for kind in ("full", "closed", "draining"))
     visits(db, *full, *full, *draining, *draining)
