@@ -148,8 +148,8 @@ def test_errors_of_the_last_failures(db: Database) -> None:
         last, everything = session.errors(Task, cap=3), session.errors(Task, cap=6)
         assert session.errors(Task, cap=None) == everything
     assert [(group.message, group.tasks, group.example, group.capped) for group in last] == [
-        ("b", 2, (4,), {"tasks", "unfinished"}),
-        ("c", 1, (5,), {"tasks", "unfinished"}),
+        ("b", 2, (4,), {"tasks", "unfinished", "retriable"}),
+        ("c", 1, (5,), {"tasks", "unfinished", "retriable"}),
     ]
     assert [(group.message, group.tasks, group.capped) for group in everything] == [
         ("a", 2, set()),
@@ -182,7 +182,7 @@ def test_a_criterion_is_evaluated_for_a_limited_number_of_rows(sync_db: Database
         ("odd 1", 7, set()),
         ("odd 0", 5, set()),
     ]
-    assert all(group.capped == {"tasks", "unfinished"} for group in last)
+    assert all(group.capped == {"tasks", "unfinished", "retriable"} for group in last)
     assert sum(group.tasks for group in last) < 12
 
 
