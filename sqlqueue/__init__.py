@@ -1,5 +1,6 @@
 """Durable queues made of the application's own SQLAlchemy models, in the database it already has."""
 
+import codecs as _codecs
 import sys as _sys
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
@@ -216,6 +217,8 @@ if not TYPE_CHECKING:  # otherwise, any name would have the type of this functio
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
 
+
+_codecs.lookup("utf-16-le")  # now, because a process without free file descriptors could not import it
 
 if "alembic" in _sys.modules:
     from .diagnostics.drift import watch as _watch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import hashlib
 import io
@@ -24,7 +23,6 @@ from .private import set_message
 
 # -- makes error text storable on every engine, and any text safe to print --------------------------------------------
 
-codecs.lookup("utf-16-le")  # now, because a process without free file descriptors could not import it
 _LONGEST = 2000
 """Maximum length in UTF-16 code units, the unit of the strictest engine."""
 _LONGEST_END = 100

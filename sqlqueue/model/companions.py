@@ -88,7 +88,8 @@ def _register(mapper: Mapper[Any], cls: type[Any]) -> None:
     if not isinstance(table, Table) or mapper.inherits is not None:
         return  # a subclass without a table of its own
     mixin = next(base for base in cls.__mro__ if CompanionMixin in base.__bases__)
-    before, options = table.metadata.info.get(mixin), getattr(cls, name, None)
+    before = table.metadata.info.get(mixin)
+    options: Any = getattr(cls, name, None)
     if before is not None and before.table is not table:
         raise ConfigurationError(
             f"all queues share one table, not {before.table} and {table}: derive only one model from {mixin.__name__}"
