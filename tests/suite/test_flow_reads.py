@@ -262,7 +262,8 @@ def test_graph_of_a_workflow(flow: Database) -> None:
     lines = found.mermaid().splitlines()
     assert lines[0] == "flowchart LR"
     assert '["13 tasks of Page<br/>13 cancelled"]' in "".join(lines)
-    assert f"{found.edges[0].source} --> {found.edges[0].target}" in found.mermaid()
+    conditions = {"completed": "", "failed": "|failed|", "final": "|final|"}
+    assert [f"    {source} -->{conditions[when]} {target}" for source, target, when in found.edges] == lines[11:]
     work(flow)
     states = {labels.get(n.label): dict(n.states) for n in flow.committed.graph(Page, "order").nodes}
     assert (states["end"], states["too"]) == ({"waiting": 1}, {"cancelled": 1})
@@ -286,6 +287,38 @@ def test_a_graph_shows_tasks_of_no_batch_for_which_members_wait(flow: Database) 
         after = f"Note {note(session, 'joined').id}"
         before = f"Page {session.find(Page, Page.name == 'outside')[0].id}"
     assert {(labels[edge.source], labels[edge.target]) for edge in found.edges} == {(before, after), ("label:7", after)}
+
+
+@pytest.mark.one_engine
+def test_a_graph_shows_in_which_state_the_batches_are_for_which_members_wait(flow: Database) -> None:
+    for key in ("ended", "failed", "unfinished"):
+        with flow.begin() as session, session.batch(key) as batch:
+            batch.add(Page(name=key))
+    with flow.begin() as session, session.batch("order") as batch:
+        batch.add(Page(name="member"))
+    for key in ("ended", "failed", "unfinished"):
+        flow.committed.enqueue(Note(name=key), after=key, into="order")
+    with flow.begin() as session:
+        session.complete(session.claim(Page, Page.name == "ended"))
+        session.discard(session.claim(Page, Page.name == "failed"), "boom")
+    flow.committed.advance(Page)
+    nodes = flow.committed.graph(Page, "order").nodes
+    assert {each.key: dict(each.states) for each in nodes if each.key} == {
+        each: {each: 1} for each in ("ended", "failed", "unfinished")
+    }
+
+
+@pytest.mark.one_engine
+def test_nodes_are_in_the_order_in_which_their_tasks_were_added(flow: Database) -> None:
+    with flow.begin() as session, session.batch("chain") as batch:
+        last: Any = ()
+        for _ in range(12):
+            last = batch.add(Page(), after=last)
+        batch.then(Note(name="end"))
+    keys = [node.identity for node in flow.committed.graph(Page, "chain").nodes]
+    with flow.begin() as session:
+        pages = sorted(page.id for page in session.find(Page))
+        assert keys == [*((page,) for page in pages), (note(session, "end").id,)]
 
 
 @pytest.mark.one_engine
