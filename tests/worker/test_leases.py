@@ -143,6 +143,36 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
     assert count(db, Task, Task.claimed_by == "other", Task.attempt == 2) == 1
 
 
+@pytest.mark.requires("locks_rows")
+def test_a_handler_that_goes_on_after_its_lease_was_lost_soon_keeps_no_locks(
+    sync_db: Database, workers: Workers
+) -> None:
+    sync_db.insert(Task, rows(1))
+    sync_db.insert(Ledger, [{"task_id": 7}])
+    worker = workers.make(poll=LONG)
+    goes_on, has_locked = threading.Event(), threading.Event()
+
+    @worker.handler(Task, concurrency=1, lease=LEASE)
+    def write(session: Any, task: Any) -> None:
+        session.execute(update(Ledger).values(task_id=8))
+        has_locked.set()
+        goes_on.wait()
+
+    def is_locked() -> bool:
+        with sync_db.engine.connect() as connection:
+            return connection.execute(select(Ledger.id).with_for_update(skip_locked=True)).first() is None
+
+    workers.start(worker)
+    try:
+        eventually(has_locked.is_set)
+        assert is_locked()
+        take_over(sync_db)
+        eventually(lambda: not is_locked())
+    finally:
+        goes_on.set()
+    eventually(lambda: worker._reports.counts["lost"] == 1)
+
+
 def take_over(db: Database) -> None:
     """End the lease as if the worker had stalled for longer; a heartbeat may precede it."""
 
