@@ -919,18 +919,15 @@ def _parameters(connection: Any) -> Mapping[str, Any] | None:
 CHANNEL = "sqlqueue"
 """One channel for all queues: a notification's payload is the name of its queue, and of a process that needs none."""
 _ORIGIN = uuid4().hex
+"""Names this process, together with its number: forked processes have the same identifier."""
 
 LISTEN = f"LISTEN {CHANNEL}"
-
-
-def _this_process() -> str:
-    return f"{_ORIGIN}-{os.getpid()}"  # forked processes have the same identifier
 
 
 def _names(payloads: Iterable[str]) -> Collection[str]:
     """Return the names in the payloads of notifications that this process needs."""
     parts = (payload.partition("\n") for payload in payloads)
-    return {name for name, _, process in parts if process != _this_process()}
+    return {name for name, _, process in parts if process != f"{_ORIGIN}-{os.getpid()}"}
 
 
 class PsycopgListener(Listener):
@@ -1036,7 +1033,7 @@ class PostgreSQLConnections(PsycopgConnections):
 
     def notify(self, connection: Connection, name: str, *, elsewhere: bool = False) -> None:
         driver: Any = connection.connection.driver_connection
-        payload = f"{name}\n{_this_process()}" if elsewhere else name
+        payload = f"{name}\n{_ORIGIN}-{os.getpid()}" if elsewhere else name
         if connection.dialect.driver in PSYCOPG and _sends_begin_next(driver):
             _begin_and_notify(connection, driver, payload)
         else:

@@ -12,7 +12,7 @@ from sqlalchemy import Identity, String, delete, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateColumn
 
-from sqlqueue import Discard, FlowMixin, LatchMixin, QueueMixin
+from sqlqueue import Discard, FlowMixin, LatchMixin, QueueMixin, QueueSession
 from sqlqueue.sql import utcnow
 from sqlqueue.worker import registration
 from tests.suite.test_flows import ends, later
@@ -93,7 +93,8 @@ def test_a_worker_looks_when_others_say_so(
             flow.execute(update(Page).values(attempt=Page.max_attempts, available_at=utcnow()))  # it has crashed
             assert flow.committed.rescue(Page) == 1
         else:
-            with flow.begin() as session:
+            # this process does not see the commit of a connection
+            with flow.engine.begin() as connection, QueueSession(connection) as session, session.begin():
                 session.cancel(Page)
                 session.info.clear()  # what this process itself would tell its workers
         eventually(lambda: ends(flow, Note)["end"] == "completed")
