@@ -62,11 +62,19 @@ class LockingTransactions:
     outcome written in a transaction of its own.
     """
 
-    def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        context: WorkerContext,
+        suspect: Callable[[Identity], None],
+        claimed: Callable[[], None],
+    ) -> None:
         self.handler = handler
         self._executor = Executor(handler, context.database, context.reports, context.started)
         self._suspect = suspect
         """Queues a task for :meth:`work_alone`."""
+        self._claimed = claimed
+        """Called after each claim that has found tasks, before these are run."""
         self._context = context
         self._runs_one = handler.spec.is_limited
         """Whether each transaction runs one task; a limited queue would count the others as running."""
@@ -132,6 +140,7 @@ class LockingTransactions:
                 return set_aside
             if self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
+            self._claimed()
             goes_on = self._run_all(transaction, tasks, alone=alone)
             if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
                 ends = [(job.claim, ended) for job, ended in transaction.ends.items()]
@@ -285,10 +294,15 @@ class LockModeFetcher(BaseFetcher):
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         super().__init__(handler, context)
-        self._transactions = LockingTransactions(handler, context, self._suspect)
+        self._transactions = LockingTransactions(handler, context, self._suspect, self._wake_another)
         self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: dict[int, asyncio.Task[None]] = {}
-        self._work, self._none = asyncio.Event(), asyncio.Event()
+        self._turn = asyncio.Semaphore(0)
+        """What a loop waits for that has found no task: one loop claims, and each that finds tasks wakes another."""
+        self._waiting = 0
+        """How many loops wait for their turn."""
+        self._none = asyncio.Event()
+        """Whether a loop has found no task."""
         self._claims = False
         """Whether tasks have been claimed since they were last promoted."""
         self._busy = 0
@@ -305,19 +319,20 @@ class LockModeFetcher(BaseFetcher):
 
     def resume(self) -> None:
         self._transactions.held = False
-        self._work.set()
+        self._wake()
 
     def resize(self, slots: int) -> None:
         self.slots = slots
         self._threads.grow(slots)
         if self._slots and not self._draining:
             self._start()
-            self._work.set()
+            self._wake()
 
     def drain(self) -> None:
         self._transactions.ending = True
         super().drain()
-        self._work.set()
+        for _ in self._slots:
+            self._turn.release()
         self._none.set()
 
     def abandon(self, reason: str) -> None:
@@ -335,8 +350,8 @@ class LockModeFetcher(BaseFetcher):
 
         Raises the error of a loop that has failed.
         """
-        self._work.set()
         self._start()
+        self._wake()
         backoff = self._context.claim_backoff(self.handler)
         while not self._draining:
             none = await happens_within(self._none, EVERY)
@@ -354,7 +369,7 @@ class LockModeFetcher(BaseFetcher):
                 await backoff.pause_after(error)
             self._none.clear()  # what has ended until now claims again
             self._poller.expect()
-            self._work.set()
+            self._wake()
         await asyncio.gather(*self._slots.values(), return_exceptions=True)
 
     def _start(self) -> None:
@@ -372,6 +387,17 @@ class LockModeFetcher(BaseFetcher):
         elif not self._draining:
             logger.error("a slot of the handler %s was cancelled, and is started again", self.handler.name)
             self._start()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let one loop claim that waits, or the next that would."""
+        if self._turn.locked():
+            self._turn.release()
+
+    def _wake_another(self) -> None:
+        """Let another loop claim.  Thread-safe."""
+        if self._waiting:
+            soon(self._loop, self._wake)
 
     async def _slot(self, number: int) -> None:
         backoff = self._context.claim_backoff(self.handler)
@@ -383,15 +409,19 @@ class LockModeFetcher(BaseFetcher):
             return number < self.slots
 
         while not self._draining and number < self.slots:
-            await self._work.wait()
+            self._waiting += 1
+            try:
+                await self._turn.acquire()
+            finally:
+                self._waiting -= 1
             try:
                 await self._perform(partial(self._transactions.work, found))
                 backoff.reset()
-                self._work.clear()
                 self._none.set()
                 self._poller.look_again()
             except Exception as error:
                 await backoff.pause_after(error)
+                self._wake()
 
     def _suspect(self, identity: Identity) -> None:
         """Queue a task to be run alone.  Thread-safe."""

@@ -33,6 +33,7 @@ from tests.support.workers import (
     AT_ONCE,
     LONG,
     PATIENCE,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -258,13 +259,48 @@ def test_what_is_heard_during_a_query_outlasts_the_claims_of_slots(
     monkeypatch.setattr(LockModeFetcher, "run", run_observed)
     monkeypatch.setattr(LockingTransactions, "work", work_observed)
     workers.serve(Task, with_session(db, nothing), mode="lock", concurrency=2, poll=LONG)
-    eventually(lambda: running[1:] and len(ended) == 2)
+    eventually(lambda: running[1:] and len(ended) == 1)
     with db.begin() as actor:
         actor.add(Task(available_at=clock(db) + timedelta(seconds=1)))
     soon(running[0]._loop, running[0].resume)
-    eventually(lambda: len(ended) == 4)
+    eventually(lambda: len(ended) == 2)
     goes_on.set()
     done_at_once(db)
+
+
+def test_one_of_the_loops_that_wait_claims_and_wakes_another_only_if_it_has_found_a_task(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, transact = list[Any](), LockingTransactions._transact
+
+    def observed(self: LockingTransactions, *given: Any, **named: Any) -> bool:
+        claims.append(self)
+        return transact(self, *given, **named)
+
+    monkeypatch.setattr(LockingTransactions, "_transact", observed)
+    running = workers.serve(Task, with_session(db, nothing), mode="lock", concurrency=10, poll=LONG)
+    run: Any = eventually(lambda: running.worker._run)
+    eventually(lambda: run._fetchers[0]._waiting == 10)
+    claims.clear()
+    for number in range(1, 6):
+        with db.begin() as actor:
+            actor.add(Task())
+        eventually(lambda number=number: count(db, Task, Task.status == "completed") == number)
+        eventually(lambda: run._fetchers[0]._waiting == 10)
+    assert len(claims) <= 5 * 5, "each of them has claimed for each task"
+
+
+@pytest.mark.requires("locks_rows")
+def test_tasks_that_come_at_once_are_claimed_by_all_loops(
+    db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_mode, "EVERY", 600.0)
+    running = workers.serve(Task, with_session(db, during=blocking), mode="lock", concurrency=10, poll=LONG)
+    run: Any = eventually(lambda: running.worker._run)
+    eventually(lambda: run._fetchers[0]._waiting == 10)
+    with db.begin() as actor:
+        actor.add_all([Task() for _ in range(10)])
+    blocking.wait_for(10)
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------
