@@ -926,8 +926,9 @@ LISTEN = f"LISTEN {CHANNEL}"
 
 def _names(payloads: Iterable[str]) -> Collection[str]:
     """Return the names in the payloads of notifications that this process needs."""
+    mine = f"{_ORIGIN}-{os.getpid()}"
     parts = (payload.partition("\n") for payload in payloads)
-    return {name for name, _, process in parts if process != f"{_ORIGIN}-{os.getpid()}"}
+    return {name for name, _, process in parts if process != mine}
 
 
 class PsycopgListener(Listener):

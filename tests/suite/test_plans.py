@@ -288,7 +288,9 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
     small = efforts(sync_db, model, calls)
     in_the_way(sync_db, model, start + 3 * FEW, MANY // 2)  # of four kinds
     unknown = growing(small, efforts(sync_db, model, calls))
-    assert unknown.keys() <= PAGES.keys(), f"with a planner that knows nothing: {unknown}"
+    if sync_db.case.analyze is not None:  # the next test has as many rows as such a planner needs for pages
+        unknown = {name: grown for name, grown in unknown.items() if name not in PAGES}
+    assert unknown == {}, "with a planner that knows nothing"
     counted(model)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
