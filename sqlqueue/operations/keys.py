@@ -183,21 +183,19 @@ class View:
 
     def states(self, keys: Sequence[Any], paused: Iterable[Any]) -> list[KeyState]:
         """Return the states of these keys, :data:`LANES` at most."""
-        spec = self._spec
-        none: ColumnElement[int] = literal_column("0")
-        limits = self._limits(keys)
-        counts = [
-            count
-            for key in keys
-            for count in (self._ready(key), self._running(key) if limits[key].running is None else none)
-        ]
-        numbers = self._adapter.rows.execute(self._session, spec, select(*counts)).one()
+        spec, limits = self._spec, self._limits(keys)
+        counted = [key for key in keys if limits[key].running is None]
+        counts = [*map(self._ready, keys), *map(self._running, counted)]
+        numbers: Any = self._adapter.rows.execute(self._session, spec, select(*counts)).one()
+        ready = dict(zip(keys, numbers, strict=False))
+        running: dict[Any, Any] = {key: limits[key].running for key in keys}
+        running |= zip(counted, numbers[len(keys) :], strict=True)
         blocked, stopped = self._blocked(keys), set(paused)
         return [
             KeyState(
                 key=key,
-                ready=numbers[2 * n],
-                running=numbers[2 * n + 1] if (running := limits[key].running) is None else running,
+                ready=ready[key],
+                running=running[key],
                 weight=None if spec.fair is None else float(spec.options.weight_of(key)),
                 limit=limits[key].limit,
                 rate=limits[key].rate,
@@ -206,7 +204,7 @@ class View:
                 paused=key in stopped,
                 blocked_by=blocked.get(key),
             )
-            for n, key in enumerate(keys)
+            for key in keys
         ]
 
     def _ready(self, key: Any) -> ColumnElement[int]:

@@ -175,6 +175,14 @@ def test_searches_begin_at_the_first_column_of_an_index(db: Database, model: Any
         assert ("finished_at" if model is Transfer else "status") in plan.partition("Index Cond: ")[2], plan
 
 
+def restricted(session: Any, model: Any, criterion: Any) -> None:
+    """Add a criterion to all SELECTs of a session."""
+
+    @event.listens_for(session.sync_session, "do_orm_execute")
+    def add_criteria(state: Any) -> None:
+        state.statement = state.statement.options(with_loader_criteria(model, criterion))
+
+
 @pytest.mark.sync_only
 def test_a_session_with_criteria_sees_its_keys(db: Database) -> None:
     db.insert(
@@ -182,12 +190,19 @@ def test_a_session_with_criteria_sees_its_keys(db: Database) -> None:
     )
     db.insert(Crawl, rows(1, topic="y"))
     with db.begin() as session:
-
-        @event.listens_for(session.sync_session, "do_orm_execute")
-        def add_criteria(state: Any) -> None:
-            state.statement = state.statement.options(with_loader_criteria(Crawl, Crawl.topic == "y"))
-
+        restricted(session, Crawl, Crawl.topic == "y")
         assert shown(session.keys(Crawl), "ready") == {"b": (2,), None: (1,)}
+
+
+@pytest.mark.sync_only
+def test_a_session_with_criteria_sees_keys_with_limits(db: Database) -> None:
+    db.insert(Visit, [row for key in ("a", "b", None) for row in rows(4, limit_key=key)])
+    db.insert(Visit, [row for key in ("a", "c") for row in rows(3, limit_key=key, priority=1)])
+    with db.begin() as session:
+        session.claim_many(Visit, Visit.limit_key.in_(["a", "b"]), limit=3)
+        restricted(session, Visit, Visit.priority == 0)
+        found = shown(session.keys(Visit), "ready", "running", "limit")
+        assert found == {"a": (2, 2, 2), "b": (3, 1, 2), None: (4, 0, None)}
 
 
 @pytest.mark.one_engine
