@@ -56,7 +56,7 @@ _NAME = "sqlqueue.testing"
 
 class _Performed(NamedTuple):
     kind: OutcomeKind
-    error: Exception | None
+    error: BaseException | None
 
 
 @overload
@@ -346,7 +346,7 @@ def _perform(session: Session, handed: Any, handler: Handler, tasks: Sequence[An
 
 def _settled(session: Session, job: Job, task: Any, result: object) -> _Performed:
     """Settle a task whose handler has returned, unless that has settled it."""
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         return _failed(session, task, job, result)
     if is_unsettled(task):
         write_reports(session, [job])
@@ -354,7 +354,7 @@ def _settled(session: Session, job: Job, task: Any, result: object) -> _Performe
     return _Performed("completed", None)
 
 
-def _failed(session: Session, task: Any, job: Job, error: Exception) -> _Performed:
+def _failed(session: Session, task: Any, job: Job, error: BaseException) -> _Performed:
     outcome = outcome_of(error)
     write_reports(session, [job])
     write_outcomes(session, [(job.claim, outcome)])

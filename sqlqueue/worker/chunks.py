@@ -150,7 +150,7 @@ class ChunkExecutor(Executor):
         values = outcomes_in(self.handler, tasks, returned)
         for job, task in zip(jobs, tasks, strict=True):
             value = values.get(id(task))
-            yield self.failed(job, value) if isinstance(value, Exception) else Ended(completed(value))
+            yield self.failed(job, value) if isinstance(value, BaseException) else Ended(completed(value))
 
     def _write(self, session: Session, ends: Mapping[Job, Ended]) -> None:
         outcomes = [(job.claim, ended.outcome) for job, ended in ends.items() if ended.outcome is not None]
@@ -176,7 +176,9 @@ def outcomes_in(handler: Handler, tasks: Sequence[Any], returned: object) -> dic
     if not values.keys() <= set(map(id, tasks)):
         raise ArgumentError(f"{handler.name}: it returned an outcome for something that is not a task of this call")
     for number, value in values.items():
-        if not isinstance(value, Exception):
+        if isinstance(value, type) and issubclass(value, BaseException):
+            raise ArgumentError(f"{handler.name}: it returned the class {value.__name__}: return an instance of it")
+        if not isinstance(value, BaseException):
             values[number] = value if handler.spec.keeps_results else None
             check_json("result", values[number])
     return values

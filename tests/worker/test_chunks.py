@@ -106,17 +106,18 @@ def test_single_tasks_end_as_the_handler_says(db: Database, workers: Workers) ->
     """By the exceptions that it returns for them, or because it settles them itself.  Its writes are kept."""
 
     def choose(session: Any, tasks: list[Any]) -> Any:
-        first, second, third, fourth, fifth, _ = tasks
+        first, second, third, fourth, fifth, _, seventh = tasks
         discard(session, fifth, "settled by the handler")
         return {
+            seventh: asyncio.CancelledError(),  # as gather(..., return_exceptions=True) returns it
             first: Discard("no such mailbox"),
             second: Snooze(timedelta(hours=1)),
             third: Cancel(),
             fourth: ValueError("full"),
         }
 
-    fill(db, 6)
-    worker = workers.serve(Task, with_session(db, Calls(choose).write), chunk=6, concurrency=1, poll=LONG).worker
+    fill(db, 7)
+    worker = workers.serve(Task, with_session(db, Calls(choose).write), chunk=7, concurrency=1, poll=LONG).worker
     eventually(lambda: by_number(db, Task.status)[6] == "completed")
     assert by_number(db, Task.status) == {
         1: "discarded",
@@ -125,6 +126,7 @@ def test_single_tasks_end_as_the_handler_says(db: Database, workers: Workers) ->
         4: "retryable",
         5: "discarded",
         6: "completed",
+        7: "retryable",
     }
     assert by_number(db, Task.error) == {
         1: "no such mailbox",
@@ -133,16 +135,19 @@ def test_single_tasks_end_as_the_handler_says(db: Database, workers: Workers) ->
         4: "ValueError: full",
         5: "settled by the handler",
         6: None,
+        7: "CancelledError",
     }
-    assert written(db) == {1, 2, 3, 4, 5, 6}
-    eventually(lambda: worker._reports.counts["failed"] == 1)
+    assert written(db) == {1, 2, 3, 4, 5, 6, 7}
+    eventually(lambda: worker._reports.counts["failed"] == 2)
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize("returned", [["no"], {"no": 1}, {Task(id=1): None}])
-def test_what_is_no_outcome_fails_the_tasks(db: Database, workers: Workers, returned: object) -> None:
+@pytest.mark.parametrize(
+    "returned", [lambda _: ["no"], lambda _: {"no": 1}, lambda _: {Task(id=1): None}, lambda tasks: {tasks[0]: Discard}]
+)
+def test_what_is_no_outcome_fails_the_tasks(db: Database, workers: Workers, returned: Callable[[Any], object]) -> None:
     fill(db, 2, max_attempts=1)
-    workers.serve(Task, with_session(db, Calls(lambda *_: returned).write), chunk=2, poll=LONG)
+    workers.serve(Task, with_session(db, Calls(lambda _, tasks: returned(tasks)).write), chunk=2, poll=LONG)
     eventually(all_are(db, "discarded"))
     assert all("ArgumentError" in error for error in by_number(db, Task.error).values())
     assert not written(db)
