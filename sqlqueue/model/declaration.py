@@ -458,15 +458,16 @@ def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Schedule a task that has an ``available_at``, given or from its schedule; called before an insert."""
     spec: QueueSpec = task.__queue_spec__
+    values = instance_state(task).dict  # of a row that was rolled back, expired attributes cannot be loaded
     status, available_at = spec.attributes["status"], spec.attributes["available_at"]
-    if getattr(task, available_at, None) is None and spec.recurs:
-        first = first_moment(spec, instance_state(task).dict, lambda: _now(task, spec))
+    if values.get(available_at) is None and spec.recurs:
+        first = first_moment(spec, values, lambda: _now(task, spec))
         if first is not None:
             setattr(task, available_at, first)
-    moment = getattr(task, available_at, None)
+    moment = values.get(available_at)
     if isinstance(moment, datetime):
         aware(moment)
-    if is_given(moment) and getattr(task, status, None) is None:
+    if is_given(moment) and values.get(status) is None:
         setattr(task, status, Status.SCHEDULED.value)
 
 

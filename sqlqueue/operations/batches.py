@@ -15,7 +15,7 @@ from ..queue.options import Status
 from ..queue.spec import QueueSpec
 from ..sql import NEVER
 from ..transaction import Access, AnySession, session_of
-from .enqueueing import EnqueueOptions, check_rows, dictionaries, enqueue
+from .enqueueing import EnqueueOptions, check_new, check_rows, dictionaries, enqueue
 from .latches import ANY, EVENT, SEALED, UNSEALED, Latches, announce_look
 from .placing import PART, THEN, Awaited, Place, When, check_key, check_when, flow_spec, new_key
 
@@ -140,6 +140,9 @@ class TaskBatch:
             return
         if len({each.spec.table.metadata for each in groups}) > 1:
             raise ArgumentError("the models of a batch must have the same MetaData: their latches are in one table")
+        for group in groups:
+            if not group.is_bulk:
+                check_new(session, group.spec, group.tasks)
         rows, spec = self._compiled(), groups[0].spec
         latches = Latches.of(session, spec, Access.CHANGE)
         if self._into is not None:

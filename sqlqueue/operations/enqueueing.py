@@ -519,11 +519,22 @@ def _place_rows(session: Session, spec: QueueSpec, rows: list[Row], options: Enq
 
 def _place(session: Session, spec: QueueSpec, tasks: list[Any], options: EnqueueOptions, placing: Placing) -> None:
     """Insert instances at their place among other tasks."""
+    if placing.into is not None or placing.after is not None:
+        check_new(session, spec, tasks)
     place = placing.of(session, spec)
     _add(session, spec, tasks, options.placed(spec, place).fixed(spec))
     if place is not None and place.arrive():
         for task in tasks:
             session.refresh(task)
+
+
+def check_new(session: Session, spec: QueueSpec, tasks: Iterable[Any]) -> None:
+    """Raise an error for instances that are stored, or that the next flush would store without their place."""
+    for task in tasks:
+        if is_stored(task):
+            raise existing(spec, [key_of(spec, task)])
+        if task in session:
+            raise ArgumentError(f"{task!r} is in the session, and would start at its next flush: do not add it before")
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:

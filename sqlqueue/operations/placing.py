@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sqlalchemy import and_, case, insert, select
+from sqlalchemy.event import listens_for
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from .._support import checks
 from .._support.errors import ArgumentError, BatchClosedError
@@ -171,8 +172,11 @@ class Place:
                 set_committed_value(task, spec.attributes["reports_to"], key)
             return key
         # it has ended: the latch has no members, and opens as the task has ended
-        failed = rows.execute(latches.session, spec, select(*spec.primary_key).where(named, has_failed(spec)))
-        latches.change([key], reports_to=None, **({"broken_at": utcnow()} if failed.first() else {}))
+        how = select(case((has_failed(spec), spec["status"]))).where(named)
+        ends = rows.execute(latches.session, spec, how).scalars().all()
+        if not ends:
+            raise ArgumentError(f"after={task!r}: it has no row: it is not committed yet, or was deleted")
+        latches.change([key], reports_to=None, **({"broken_at": utcnow()} if ends[0] is not None else {}))
         latches.open([key])
         return key
 
@@ -226,6 +230,21 @@ class Placing(NamedTuple):
         if given:
             place.wait(given, self.when, self.timeout)
         return place
+
+
+@listens_for(Session, "pending_to_transient")
+@listens_for(Session, "persistent_to_transient")
+def _leave_place(_: Session, task: object) -> None:
+    """Let an instance whose insert was rolled back forget its place: added again, it would wait for no latch at all."""
+    spec = getattr(type(task), "__queue_spec__", None)
+    if spec is None or not spec.has_latches:
+        return
+    values = instance_state(task).dict
+    roles = [role for role in ("reports_to", "waits_for", "waits_when") if values.get(spec.attributes[role])]
+    if roles and values.get(spec.attributes["status"]) == Status.WAITING:
+        roles += ["status", "available_at"]
+    for role in roles:
+        setattr(task, spec.attributes[role], None)
 
 
 # -- events, which open when somebody says so --------------------------------------------------------------------------
@@ -312,6 +331,7 @@ def event(session: AnySession, entity: type[QueueMixin], key: str) -> Event | No
     latches = Latches.of(session, spec)
     refuse_if_restricted(session, latches.adapter, spec, "event()")
     columns = latches.model.table.c
-    asked = select(columns.id, columns.opened_at, columns.payload).where(columns.id == key)
+    asked = select(columns.id, columns.opened_at, columns.payload)
+    asked = asked.where(columns.id == check_key(key), columns.sealed == EVENT)
     row = latches.adapter.rows.execute(session, spec, asked).one_or_none()
     return None if row is None else Event(row.id, row.opened_at, row.payload)

@@ -1,0 +1,96 @@
+"""The places of tasks in batches and after others, where a transaction is rolled back or rows are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, select
+
+from sqlqueue import ArgumentError, DuplicateTaskError
+from tests.suite.test_flows import ends, work
+from tests.support.flows import Note, Page, flow
+from tests.support.harness import Database
+
+__all__ = ["flow"]
+
+
+def in_a_batch(session: Any, first: Page, second: Page, third: Note) -> None:
+    with session.batch("gone") as batch:
+        batch.add(first)
+        batch.add(second, after=first)
+        batch.then(third)
+
+
+def after_others(session: Any, first: Page, second: Page, third: Note) -> None:
+    session.enqueue(first)
+    session.enqueue(second, after=[first, "gone"])
+    session.enqueue(third, after="gone", timeout=timedelta(days=1))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("place", [in_a_batch, after_others])
+def test_tasks_of_a_transaction_that_was_rolled_back_can_be_added_again(
+    flow: Database, place: Callable[..., None], nested: bool
+) -> None:
+    """Elsewhere, and with a place or without one: what they had waited for was never stored."""
+    tasks = Page(name="first"), Page(name="second"), Note(name="third")
+    with flow.session() as session:
+        with suppress(KeyError), session.begin_nested() if nested else nullcontext():
+            place(session, *tasks)
+            raise KeyError
+        if not nested:
+            session.rollback()
+        assert [task.waits_for for task in tasks] == [None] * 3
+        session.enqueue(tasks[0])
+        session.add(tasks[1])
+        with session.batch("other") as batch:
+            batch.add(tasks[2])
+        session.commit()
+    assert set(work(flow)) == {"first", "second", "third"}
+    assert flow.committed.progress(Page, "other").completed == 1
+
+
+def test_tasks_that_a_flush_would_store_without_their_place_are_refused(flow: Database) -> None:
+    def batch_of(session: Any, task: Page) -> None:
+        with session.batch("batch") as batch:
+            batch.add(Note(name="other"))
+            batch.add(task)
+
+    def after_event(session: Any, task: Page) -> None:
+        session.enqueue(task, after="event")
+
+    for place in (batch_of, after_event):
+        with flow.begin() as session:
+            task = Page(name=place.__name__)
+            session.add(task)
+            with pytest.raises(ArgumentError, match="do not add it before"):
+                place(session, task)
+        with flow.begin() as session, pytest.raises(DuplicateTaskError):
+            place(session, session.scalar(select(Page).where(Page.name == place.__name__)))
+    assert ends(flow) == {"batch_of": "available", "after_event": "available"}
+
+
+def test_a_task_that_has_no_row_any_more_has_no_successors(flow: Database) -> None:
+    """It may have failed before it was deleted, so none of them is started."""
+    gone = Page(name="gone")
+    with flow.begin() as session:
+        session.enqueue(gone)
+    with flow.begin() as session:
+        session.execute(delete(Page))
+    for after in (gone, [gone, "event"]):
+        with flow.session() as session, pytest.raises(ArgumentError, match="has no row"):
+            session.enqueue(Note(name="next"), after=after)
+    assert ends(flow) == {}
+
+
+def test_a_batch_is_no_event(flow: Database) -> None:
+    with flow.begin() as session, session.batch("batch") as batch:
+        batch.add(Page())
+    assert flow.committed.event(Page, "batch") is None
+    for key in (None, "a/b"):
+        with pytest.raises(ArgumentError, match="key="):
+            flow.committed.event(Page, key)
