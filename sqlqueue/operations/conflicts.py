@@ -19,6 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     case,
+    exists,
     insert,
     literal,
     literal_column,
@@ -30,14 +31,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .._support.errors import ArgumentError, DuplicateTaskError
-from .._support.texts import key_text
+from .._support.texts import key_text, logger_of
 from ..dialects.base import Adapter
 from ..dialects.statements import Replacement
 from ..lifecycle.transitions import guarded, is_newer, replace_assignments, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql import UniqueBy, utcnow, write
-from ..transaction import ledger_of
+from ..transaction import Access, ledger_of, open_
 
+logger = logger_of("sqlqueue")
 Row = dict[str, Any]
 """The values of a row to insert, by attribute or column."""
 
@@ -92,6 +94,62 @@ def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec,
             raise
         return False
     return True
+
+
+# -- leaves tasks as they are whose key another one has by now ---------------------------------------------------------
+
+
+def with_free_keys(
+    session: Session, spec: QueueSpec, criterion: Criterion, step: Callable[[Criterion], int]
+) -> tuple[int, list[Identity]]:
+    """Call ``step``, which runs one statement, for the rows that satisfy ``criterion``; return how many it changed, and
+    the primary keys of those that it had to leave.
+
+    If there are such rows, those whose ``unique_key`` is seen to be taken are left out.  If two of the others have the
+    same key, or another transaction takes one meanwhile, each half is tried by itself.
+    """
+    if not spec.has_unique_keys:
+        return step(criterion), []
+    adapter = open_(session, spec, Access.CHANGE)
+    try:
+        with adapter.connections.tentative(session):
+            return step(criterion), []
+    except DuplicateTaskError:
+        every = select(*spec.primary_key).where(criterion).order_by(*spec.primary_key)
+        parts = [list(some) for some in adapter.rows.batches(spec, adapter.rows.keys(session, spec, every))]
+    changed, taken = 0, list[Identity]()
+    while parts:
+        part = parts.pop()
+        chosen = and_(criterion, adapter.rows.key_in(spec, part))
+        free = set(adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen, ~is_taken(spec))))
+        taken += [key for key in part if key not in free]
+        keys = [key for key in part if key in free]
+        if not keys:
+            continue
+        try:
+            with adapter.connections.tentative(session):
+                changed += step(and_(criterion, adapter.rows.key_in(spec, keys)))
+        except DuplicateTaskError:
+            half = len(keys) // 2
+            parts += [keys[half:], keys[:half]] if half else []
+            taken += [] if half else keys
+    return changed, taken
+
+
+def is_taken(spec: QueueSpec) -> Criterion:
+    """Return whether another task has the ``unique_key`` that the row had before it became final."""
+    other = spec.table.alias("other")
+    same = other.c[spec["unique_key"].name] == spec["former_key"]
+    return exists(select(literal_column("1")).where(same)).correlate(spec.table)
+
+
+def warn_of_taken(spec: QueueSpec, taken: Sequence[Identity]) -> None:
+    """Log which tasks, by primary key, were left because of their ``unique_key``."""
+    name, number = spec.name, len(taken)
+    shown = ", ".join(key_text(key) for key in taken[:_SHOWN])
+    more = f" and {number - _SHOWN} more" if number > _SHOWN else ""
+    text = "left %s %s%s unchanged: another task has the same unique_key"
+    logger.warning(text, name, shown, more, extra={"queue": name, "taken": number})
 
 
 def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None, *, handled: bool) -> DuplicateTaskError:

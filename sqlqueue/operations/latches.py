@@ -44,7 +44,7 @@ from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..sql import Assignment, is_waiting, state, utcnow, write
 from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of
-from .conflicts import translating
+from .conflicts import translating, warn_of_taken, with_free_keys
 
 MOST = 500
 """The maximum number of latches that a statement names."""
@@ -460,7 +460,14 @@ class Latches:
         for spec, ids in self.waiters(rows):
             gone = and_(spec["status"] == state(Status.CANCELLED), spec["attempt"] == literal_column("0"))
             found = and_(spec["waits_for"].in_(ids), spec["waits_when"] == when, gone)
-            above.update(self._write(spec, found, gone, revive_assignments(spec)))
+
+            def revive(some: Criterion, spec: QueueSpec = spec, gone: Criterion = gone) -> int:
+                above.update(self._write(spec, some, gone, revive_assignments(spec)))
+                return len(above)
+
+            _, taken = with_free_keys(self.session, spec, found, revive)
+            if taken:
+                warn_of_taken(spec, taken)
         return above - {None}
 
     # -- adds latches, members and waiters

@@ -8,11 +8,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from sqlalchemy import and_, case, exists, literal_column, null, or_, select
+from sqlalchemy import and_, case, null, or_, select
 from sqlalchemy.orm import Session
 
-from .._support.errors import DuplicateTaskError
-from .._support.texts import key_text, logger_of
 from ..lifecycle.transitions import replace_assignments, retry_assignments
 from ..model.companions import latches_of
 from ..model.declaration import QueueMixin, check_values
@@ -21,6 +19,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql import Assignment, is_abandoned, is_available, is_early, is_final, only, state, utcnow
 from ..transaction import Access, AnySession, announce, open_, session_of, within
 from .bulk import BATCH, Batch, Reactivated, change, end_all, in_batches, limited
+from .conflicts import is_taken, warn_of_taken, with_free_keys
 from .latches import MOST, Latches
 from .recording import ABANDONED
 from .schedules import plan, schedules
@@ -28,10 +27,8 @@ from .settling import cancel, discard
 
 # -- makes tasks available again: failed ones, and finished ones that are to run again --------------------------------
 
-logger = logger_of("sqlqueue")
 Step: TypeAlias = tuple[Criterion, Callable[[Criterion], int]]
 """Rows, and the function that makes those that satisfy a criterion available, and returns how many."""
-_SHOWN = 3
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
@@ -42,31 +39,33 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     is, as ``taken`` of the result and a warning say.  For the transaction, its locks and ``limit`` see :func:`cancel`.
 
     A batch that has ended with the failure of such a task is unfinished again, and what the failure has cancelled, or
-    made unnecessary, waits again. What it has started stays as it is.
+    made unnecessary, waits again, except tasks whose ``unique_key`` another one has by now, which a warning names. What
+    it has started stays as it is.
     """
     spec, session = spec_of(entity), session_of(session)
     ended = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
     failed = or_(ended, is_abandoned(spec))
     redrive: Callable[[Criterion], int] = partial(end_all, session, spec, values=retry_assignments(spec), end=ABANDONED)
-    if latches_of(spec) is not None:
-        redrive = partial(_redrive_members, session, spec, redrive=redrive)
+    members = partial(_redrive_members, session, spec, redrive=redrive)
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
     return _reactivate(
         session,
         spec,
         only(spec, failed, *within(session, spec, where)),
         limit,
-        lambda chosen: [(chosen, redrive)],
+        members if latches_of(spec) is not None else lambda chosen: [(chosen, redrive)],
         among=among,
     )
 
 
-def _redrive_members(session: Session, spec: QueueSpec, chosen: Criterion, redrive: Callable[[Criterion], int]) -> int:
+def _redrive_members(
+    session: Session, spec: QueueSpec, chosen: Criterion, redrive: Callable[[Criterion], int]
+) -> Iterator[Step]:
     """Retry tasks, under the locks of the latches to which they report: whatever these show, others may be about to
     open them."""
     latches = Latches.of(session, spec, Access.CHANGE)
     latch, rows, width = spec["reports_to"], latches.adapter.rows, len(spec.primary_key)
-    changed = redrive(and_(chosen, latch.is_(None)))
+    yield and_(chosen, latch.is_(None)), redrive
     asked = select(*spec.primary_key, latch).where(chosen, latch.is_not(None))
     found = rows.execute(session, spec, asked).all()
     size = min(MOST, rows.most(spec))
@@ -75,9 +74,8 @@ def _redrive_members(session: Session, spec: QueueSpec, chosen: Criterion, redri
         held = sorted({row[width] for row in some})
         latches.hold(held)
         mine = rows.key_in(spec, [tuple(row[:width]) for row in some])
-        changed += redrive(and_(mine, chosen, latch.in_(held)))
+        yield and_(mine, chosen, latch.in_(held)), redrive
         latches.reopen(held)
-    return changed
 
 
 def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
@@ -122,74 +120,22 @@ def _reactivate(
     def reactivate(some: Criterion) -> int:
         changed = 0
         for chosen, step in steps(some):
-            done, left = _with_free_keys(session, spec, chosen, step)
+            done, left = with_free_keys(session, spec, chosen, step)
             changed += done
             taken.extend(left)
         return changed
 
     has_keys = spec.has_unique_keys
-    free = ~_is_taken(spec) if has_keys else None
+    free = ~is_taken(spec) if has_keys else None
     changed = limited(session, spec, criterion, limit, reactivate, among=among, free=free)
     if has_keys and limit is not None and changed < limit:  # the others were not even tried
-        left = select(*spec.primary_key).where(criterion, _is_taken(spec)).limit(BATCH)
+        left = select(*spec.primary_key).where(criterion, is_taken(spec)).limit(BATCH)
         taken = open_(session, spec, Access.CHANGE).rows.keys(session, spec, left)
     if changed:
         announce(session, spec)
     if taken:
-        _warn(spec, taken)
+        warn_of_taken(spec, taken)
     return Reactivated(changed, len(taken))
-
-
-def _with_free_keys(
-    session: Session, spec: QueueSpec, criterion: Criterion, step: Callable[[Criterion], int]
-) -> tuple[int, list[Identity]]:
-    """Call ``step``, which runs one statement, for the rows that satisfy ``criterion``; return how many it changed, and
-    the primary keys of those that it had to leave.
-
-    If there are such rows, those whose ``unique_key`` is seen to be taken are left out.  If two of the others have the
-    same key, or another transaction takes one meanwhile, each half is tried by itself.
-    """
-    if not spec.has_unique_keys:
-        return step(criterion), []
-    adapter = open_(session, spec, Access.CHANGE)
-    try:
-        with adapter.connections.tentative(session):
-            return step(criterion), []
-    except DuplicateTaskError:
-        every = select(*spec.primary_key).where(criterion).order_by(*spec.primary_key)
-        parts = [list(some) for some in adapter.rows.batches(spec, adapter.rows.keys(session, spec, every))]
-    changed, taken = 0, list[Identity]()
-    while parts:
-        part = parts.pop()
-        chosen = and_(criterion, adapter.rows.key_in(spec, part))
-        free = set(adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen, ~_is_taken(spec))))
-        taken += [key for key in part if key not in free]
-        keys = [key for key in part if key in free]
-        if not keys:
-            continue
-        try:
-            with adapter.connections.tentative(session):
-                changed += step(and_(criterion, adapter.rows.key_in(spec, keys)))
-        except DuplicateTaskError:
-            half = len(keys) // 2
-            parts += [keys[half:], keys[:half]] if half else []
-            taken += [] if half else keys
-    return changed, taken
-
-
-def _is_taken(spec: QueueSpec) -> Criterion:
-    """Return whether another task has the ``unique_key`` that the row had before it became final."""
-    other = spec.table.alias("other")
-    same = other.c[spec["unique_key"].name] == spec["former_key"]
-    return exists(select(literal_column("1")).where(same)).correlate(spec.table)
-
-
-def _warn(spec: QueueSpec, taken: Sequence[Identity]) -> None:
-    name, number = spec.name, len(taken)
-    shown = ", ".join(key_text(key) for key in taken[:_SHOWN])
-    more = f" and {number - _SHOWN} more" if number > _SHOWN else ""
-    text = "left %s %s%s unchanged: another task has the same unique_key"
-    logger.warning(text, name, shown, more, extra={"queue": name, "taken": number})
 
 
 # -- makes waiting tasks due at once ----------------------------------------------------------------------------------

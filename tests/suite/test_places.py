@@ -94,3 +94,44 @@ def test_a_batch_is_no_event(flow: Database) -> None:
     for key in (None, "a/b"):
         with pytest.raises(ArgumentError, match="key="):
             flow.committed.event(Page, key)
+
+
+@pytest.mark.parametrize("model", [Page, Note])
+def test_a_retry_leaves_what_it_would_bring_back_whose_key_is_taken(
+    flow: Database, model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failed tasks run all the same, and so does everything else that was cancelled because of them."""
+    with flow.begin() as session:
+        session.enqueue(model(name="alone"))
+        with session.batch("batch") as batch:
+            first, other = batch.add(model(name="first")), batch.add(model(name="other"))
+            batch.add(Note(name="taken", unique_key="taken"), after=first)
+            batch.add(Note(name="twice", unique_key="twice"), after=first)
+            batch.add(Note(name="next"), after=[first, other])
+            batch.then(Page(name="end"), when="final")
+    failing = ("alone", "first", "other")
+    work(flow, *failing)
+    flow.committed.enqueue(Note(name="twice too", unique_key="twice"), after=flow.committed.find(model)[0])
+    flow.committed.enqueue(Note(name="newer", unique_key="taken"), after="event")
+    assert ends(flow)["twice too"] == "cancelled"
+    retried = flow.committed.retry(model)
+    assert (int(retried), retried.taken) == (3, 0)
+    assert "left flow_note" in caplog.text
+    work(flow)
+    found = ends(flow)
+    assert [found[name] for name in (*failing, "next", "end")] == ["completed"] * 5
+    assert found["taken"] == "cancelled"
+    assert sorted([found["twice"], found["twice too"]]) == ["cancelled", "completed"]
+    assert found["newer"] == "waiting"
+
+
+def test_a_retry_counts_what_it_retries_beside_members_whose_key_is_taken(flow: Database) -> None:
+    with flow.begin() as session:
+        session.enqueue(Note(name="alone"))
+        with session.batch("batch") as batch:
+            batch.add(Note(name="taken", unique_key="key"))
+    work(flow, "alone", "taken")
+    flow.committed.enqueue(Note(name="newer", unique_key="key"))
+    retried = flow.committed.retry(Note)
+    assert (int(retried), retried.taken) == (1, 1)
+    assert ends(flow) == {"alone": "available", "taken": "discarded", "newer": "available"}
