@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, overload
 
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
 from .._support.errors import ArgumentError
 from ..model.declaration import QueueMixin
@@ -116,7 +117,7 @@ class TaskBatch:
             options = EnqueueOptions(on_conflict="raise", version=None, delay=None, expires=None, copy=copy)
             check_rows(spec, [dict(row) for row in tasks], options)
             if any(row.get(spec.attributes["status"]) or row.get(spec.attributes["available_at"]) for row in tasks):
-                raise ArgumentError("rows of a batch have no status and no time of their own: these depend on others")
+                raise ArgumentError(_OWN_TIME)
             return TaskGroup(spec, tasks, True, after, when, copy)
         if id(task) in self._by_task:
             raise ArgumentError(f"{task!r} is in this batch already")
@@ -214,6 +215,9 @@ class TaskBatch:
         group.values["reports_to"] = key
 
     def _wait(self, latches: dict[str, dict[str, Any]], group: TaskGroup, key: str) -> None:
+        names = [group.spec.attributes[role] for role in ("status", "available_at")]
+        if not group.is_bulk and any(instance_state(task).dict.get(name) for task in group.tasks for name in names):
+            raise ArgumentError(_OWN_TIME)
         latches.setdefault(key, _latch(key))["waiters"].add(group.spec.name)
         group.values |= {"waits_for": key, "waits_when": group.when}
         group.values |= {"status": Status.WAITING.value, "available_at": NEVER}
@@ -237,6 +241,7 @@ def _enqueue(session: Session, groups: Iterable[TaskGroup]) -> list[Any]:
     return tasks
 
 
+_OWN_TIME = "rows of a batch, and tasks that wait, have no status and no time of their own: these depend on others"
 _CHUNK = 10_000
 """The number of rows that one statement inserts."""
 

@@ -27,7 +27,7 @@ from ..queue.spec import QueueSpec, spec_of
 from ..sql import aware, utcnow
 from ..transaction import Access, AnySession, announce, check_engine, open_, scope_of, session_of
 from .conflicts import Conflicts, Row, existing, translating
-from .placing import Awaited, Place, Placing, When
+from .placing import Awaited, Place, Placing, When, listed
 
 # -- reads the row to insert from an instance, without the ORM's unit of work: its columns, and foreign keys from
 #    relationships
@@ -467,7 +467,7 @@ def enqueue(
         raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
     _check_delays(delay, max_delay, on_conflict)
     options = EnqueueOptions(on_conflict, version, delay, expires, copy, max_delay=max_delay)
-    placing = Placing(into, after, when, timeout)
+    placing = Placing(into, listed(after), when, timeout)
     placing.check(alone=on_conflict == "raise" and delay is None and not copy)
     if rows is not None:
         spec, values = spec_of(tasks), dictionaries(rows)

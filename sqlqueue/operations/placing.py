@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -196,11 +196,21 @@ class Place:
         return self.latches.adapter.rows.execute(self.latches.session, spec, found).scalar()
 
 
+def listed(after: Awaited | Iterable[Awaited] | None) -> list[Awaited] | None:
+    """Return what tasks wait for as a list, for the tasks of several models."""
+    if after is None or isinstance(after, (QueueMixin, str)):
+        return None if after is None else [after]
+    found = list(after) if isinstance(after, Iterable) else []
+    if not found:
+        raise ArgumentError(f"after={after!r}: give tasks, or keys of batches or events")
+    return found
+
+
 class Placing(NamedTuple):
     """The arguments of ``enqueue`` that describe a place."""
 
     into: Awaited | None
-    after: Awaited | Iterable[Awaited] | None
+    after: Sequence[Awaited] | None
     when: When
     timeout: timedelta | None
 
@@ -219,9 +229,7 @@ class Placing(NamedTuple):
         if self.into is None and self.after is None:
             return None
         place = Place(Latches.of(session, flow_spec(spec.entity), Access.CHANGE), spec)
-        given = [self.after] if isinstance(self.after, (QueueMixin, str)) else list(self.after or ())
-        if self.after is not None and not given:
-            raise ArgumentError("after=[]: give tasks, or keys of batches or events")
+        given = self.after or []
         if self.into is not None:
             batch = place.batch_of(self.into)
             if given:

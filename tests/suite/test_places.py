@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -84,6 +84,29 @@ def test_a_task_that_has_no_row_any_more_has_no_successors(flow: Database) -> No
     for after in (gone, [gone, "event"]):
         with flow.session() as session, pytest.raises(ArgumentError, match="has no row"):
             session.enqueue(Note(name="next"), after=after)
+    assert ends(flow) == {}
+
+
+def test_tasks_of_several_models_wait_for_what_an_iterator_names(flow: Database) -> None:
+    flow.committed.enqueue([Page(name="page"), Note(name="note")], after=iter(["one", "two"]))
+    flow.committed.open_event(Page, "one")
+    assert ends(flow) == {"page": "waiting", "note": "waiting"}
+    flow.committed.open_event(Page, "two")
+    assert ends(flow) == {"page": "available", "note": "available"}
+    for wrong in (5, Page, [], iter([])):
+        with flow.session() as session, pytest.raises(ArgumentError, match="give tasks, or keys"):
+            session.enqueue(Page(), after=wrong)
+
+
+def test_a_task_that_waits_has_no_time_of_its_own(flow: Database) -> None:
+    """What it waits for would replace it."""
+    for values in ({"available_at": datetime.now(UTC) + timedelta(days=1)}, {"status": "scheduled"}):
+        with (
+            pytest.raises(ArgumentError, match="no time of their own"),
+            flow.begin() as session,
+            session.batch() as batch,
+        ):
+            batch.add(Page(name="second", **values), after=batch.add(Page(name="first")))
     assert ends(flow) == {}
 
 
