@@ -8,7 +8,7 @@ import json
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -100,7 +100,7 @@ class Steps:
         if found is None:
             self._record(name, lambda _, session: {"until": self._later(session, delay).isoformat()})
         else:
-            delay = self._left(found["until"])
+            delay = self._rest(found["until"])
         if delay > timedelta(0):
             self._pause = Snooze(delay)
             raise self._pause
@@ -120,12 +120,12 @@ class Steps:
         """
         if timeout is not None:
             duration("timeout", timeout)
-        found = self._begin(name, "event")
+        before = found = self._begin(name, "event")
         if found is None or "payload" not in found:
-            found = self._record(name, lambda _, session: self._listened(session, found, event, timeout))
+            found = self._record(name, lambda _, session: self._listened(session, before, event, timeout))
         if "payload" in found:
             return found["payload"]
-        self._pause = Wait(event, None if found["until"] is None else self._left(found["until"]))
+        self._pause = Wait(event, timeout if before is None else found["until"] and self._rest(found["until"]))
         raise self._pause
 
     def key(self, name: str, /) -> str:
@@ -162,6 +162,13 @@ class Steps:
     def _left(self, until: str) -> timedelta:
         """Return the time from the claim until a moment."""
         return datetime.fromisoformat(until) - (self._job.claim.claimed_at or datetime.now(UTC))
+
+    def _rest(self, until: str) -> timedelta:
+        """Return the time from now until a moment, which usually was past already at the claim."""
+        if (left := self._left(until)) <= timedelta(0):
+            return left
+        now = self._transact(self._job, lambda _, session: self._later(session, timedelta(0)), lambda *_: nullcontext())
+        return max(datetime.fromisoformat(until) - now, timedelta(0))
 
     def _later(self, session: Session, delay: timedelta) -> datetime:
         bind_arguments = self._job.handler.spec.bind_arguments
@@ -287,7 +294,10 @@ def _takes_session(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise ArgumentError(f"{function!r} is not a function: give one that takes nothing, or a session")
     empty, variable = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    every = inspect.signature(function).parameters.values()
+    try:
+        every = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise ArgumentError(f"{function!r} does not tell what it takes: call it in a lambda") from None
     needed = [each for each in every if each.default is empty and each.kind not in variable]
     if len(needed) > 1 or any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
         raise ArgumentError(f"a step takes nothing, or a session, not {inspect.signature(function)}")

@@ -103,6 +103,8 @@ def test_bad_input(sync_db: Database) -> None:
         session.add(task)
         session.flush()
         complains("has no row: it is not committed yet", [task])
+        with pytest.raises(ArgumentError, match="neither a sessionmaker"):
+            wait_for(session, task, timeout=NOW)  # type: ignore[call-overload]
     complains("timeout=5", [], 5)
     complains("give a task", None)
     leaflet = Leaflet()

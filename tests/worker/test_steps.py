@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from sqlqueue import ArgumentError, AsyncSteps, Steps, Worker, claim_of
+from sqlqueue import ArgumentError, AsyncSteps, Snooze, Steps, Worker, claim_of
 from sqlqueue.sql import utcnow
 from sqlqueue.testing import drain
+from sqlqueue.worker.jobs import Wait
 from tests.support.flows import Note, Page, flow, sync_flow
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task, Voyage
@@ -288,6 +290,30 @@ def test_a_wait_goes_on_if_it_is_woken_and_may_be_for_another_event_then(sync_fl
     assert [page.result for page in load_all(sync_flow, Page)] == [None]
 
 
+@pytest.mark.parametrize("pause", ["sleep", "wait"])
+def test_the_time_that_a_handler_has_run_prolongs_no_pause(sync_flow: Database, pause: str) -> None:
+    worker, hour, pauses = Worker(sync_flow.sessions()), timedelta(hours=1), list[tuple[timedelta, datetime]]()
+
+    @worker.handler(Page)
+    def travel(steps: Steps, page: Page) -> None:
+        time.sleep(0.1)
+        try:
+            steps.sleep("gate", hour) if pause == "sleep" else steps.wait("gate", "event", timeout=hour)
+        except (Snooze, Wait) as signal:
+            pauses.append((signal.in_ or timedelta.max, page.claimed_at or datetime.max))
+            raise
+
+    sync_flow.insert(Page, [{}])
+    for _ in range(2):
+        drain(worker)
+        sync_flow.execute(update(Page).values(status="available", available_at=utcnow()))
+    ((first, _), (second, claimed_at)), (page,) = pauses, load_all(sync_flow, Page)
+    assert page.steps is not None
+    until = datetime.fromisoformat(page.steps["steps"]["gate"]["until"])
+    assert first == hour
+    assert second <= until - claimed_at - timedelta(seconds=0.1)
+
+
 def test_a_wait_for_a_batch_that_waits_for_the_task_itself_is_refused(sync_flow: Database) -> None:
     worker = Worker(sync_flow.sessions())
     worker.handler(Page)(lambda steps, page: steps.wait("end", page.name, timeout=LONG))
@@ -354,6 +380,7 @@ def test_bad_steps(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         ("result", lambda steps: steps.run("no JSON", lambda: b"")),
         ("name", lambda steps: steps.run("", nothing)),
         ("takes nothing, or a session", lambda steps: steps.run("two", lambda one, two: None)),
+        ("in a lambda", lambda steps: steps.run("class", dict)),
         ("not a function", lambda steps: steps.run("none", None)),
         ("do not nest", nest),
         ("delay", lambda steps: steps.sleep("rest", timedelta(-1))),
