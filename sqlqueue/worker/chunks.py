@@ -16,7 +16,7 @@ from sqlalchemy.orm.attributes import instance_state
 from .._support.checks import check_json
 from .._support.errors import ArgumentError, ClaimLostError
 from ..transaction import carry, is_unsettled, may_have_written
-from .executor import CoroutinePool, Executor, ThreadPool, call_handler, check_not_deleted
+from .executor import CoroutinePool, Executor, ThreadPool, call_handler
 from .handlers import Handler
 from .jobs import Ended, Job, Outcome, completed, write_outcomes
 from .threads import soon
@@ -121,7 +121,6 @@ class ChunkExecutor(Executor):
             tasks = self._attach_all(session, jobs)
             with deadline.suspended(self.time_limit):
                 returned = call_handler(self.handler, handed, list(tasks))
-            check_not_deleted(session, tasks)
             for job in jobs:
                 job.about_to_write()
             ends = dict(zip(jobs, self._ends(jobs, tasks, returned), strict=True))

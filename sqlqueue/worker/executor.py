@@ -27,7 +27,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from .. import operations
 from .._support.checks import check_json
-from .._support.errors import ArgumentError, ClaimLostError
+from .._support.errors import ArgumentError, Claim, ClaimLostError
 from .._support.processes import CONTEXT
 from ..dialects import adapter_for
 from ..model.companions import history_of
@@ -165,6 +165,10 @@ def crash_of(memory: Any, how: str) -> Crash | None:
 
 R = TypeVar("R")
 _NOTHING = nullcontext()
+CHANGED = (
+    "a handler must neither delete its task nor change its status, attempt or claim_token, which hold its claim: to end"
+    " the task, return or raise a signal; to delete it, use QueueOptions(on_complete='delete')"
+)
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 
@@ -304,8 +308,10 @@ class Executor:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 yield handed, session, deadline
-            except BaseException:
+            except BaseException as error:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
+                if isinstance(error, ClaimLostError) and not any(job.is_lost for job in jobs):
+                    _check_lost(session, [job.claim for job in jobs if job.claim in error.claims])
                 raise
             finally:
                 close(session)
@@ -320,7 +326,6 @@ class Executor:
             task = self._attach(session, job)
             with deadline.suspended(self.time_limit):
                 result = call_handler(self.handler, handed, task)
-            check_not_deleted(session, [task])
             job.about_to_write()
             is_left = False
             if is_unsettled(task):
@@ -471,13 +476,19 @@ def too_long(timeout: timedelta) -> TimeoutError:
     return TimeoutError(f"its handler ran for longer than {timeout}")
 
 
-def check_not_deleted(session: Session, tasks: Sequence[object]) -> None:
-    """Raise :class:`.ArgumentError` if the handler has deleted one of its tasks."""
-    deleted = session.deleted
-    for task in tasks:
-        state = instance_state(task)
-        if task in deleted or state.deleted or state.was_deleted:
-            raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
+def _check_lost(session: Session, claims: Sequence[Claim]) -> None:
+    """Raise :class:`.ArgumentError` if the rollback has restored ``claims``: only the handler had changed the rows."""
+    if not claims:
+        return  # the handler has lost tasks that it claimed itself
+    if not session.in_transaction():
+        session.begin()  # autobegin=False
+    try:
+        operations.heartbeat(session, claims)
+    except ClaimLostError:
+        return
+    finally:
+        session.rollback()
+    raise ArgumentError(CHANGED) from None
 
 
 def close(session: Session) -> None:

@@ -14,14 +14,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
-from .._support.errors import ArgumentError, Claim
+from .._support.errors import ArgumentError, Claim, ClaimLostError
 from ..dialects.connections import as_driver_error
 from ..operations.claiming import ClaimQuery, claim_matching
 from ..queue.spec import Identity
 from ..transaction import claim_of, has_used, is_settled, is_unsettled, mark_settled
 from .context import WorkerContext
 from .deadlines import Deadline
-from .executor import TRIES, Executor, call_handler, close
+from .executor import CHANGED, TRIES, Executor, call_handler, close
 from .fetcher import AHEAD, EVERY, BaseFetcher, CallDurations
 from .handlers import Handler
 from .jobs import COMPLETED, Ended, Job, crashed_too_often, load, plain_failure, write_outcomes
@@ -190,7 +190,7 @@ class LockingTransactions:
                 raise  # the handler has ended the transaction, so its tasks are free again
             self._runs_one = self._runs_one or has_used(transaction.session, savepoint)
             savepoint.rollback()
-            ended = self._executor.failed(job, error)
+            ended = self._failed(job, error)
         transaction.ends[job] = ended
         self._durations.add(job.seconds)
 
@@ -213,6 +213,12 @@ class LockingTransactions:
             if is_open:
                 savepoint.commit()
         return Ended(COMPLETED, is_written=not is_left)
+
+    def _failed(self, job: Job, error: BaseException) -> Ended:
+        """Return the end of a job that failed.  While its row is locked, only its handler can have changed it."""
+        if isinstance(error, ClaimLostError) and job.claim in error.claims and not job.is_lost:
+            error = ArgumentError(CHANGED)
+        return self._executor.failed(job, error)
 
     def _cancels(self, transaction: _Transaction, error: BaseException) -> bool:
         """Return whether the worker has cancelled the call; otherwise, something that the handler awaited was."""
@@ -241,7 +247,7 @@ class LockingTransactions:
             self._executor.run_again(culprit, error, 1 + TRIES - tries)
             self._transact(self._named(culprit.claim.identity), 1, alone=alone, tries=tries - 1)
             return
-        self._write_apart(transaction.name, culprit, self._executor.failed(culprit, error))
+        self._write_apart(transaction.name, culprit, self._failed(culprit, error))
 
     def _write_apart(self, name: str, job: Job, ended: Ended) -> None:
         """Lock the task again, and write and report how it ended; a plain failure if that cannot be written."""

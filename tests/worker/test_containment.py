@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, text
+from sqlalchemy import event, select, text, update
 from sqlalchemy.orm import Session
 
 from sqlqueue import IllegalTransitionError, Worker
@@ -99,11 +99,38 @@ def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Databas
     assert calls == [1]
 
 
-def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, workers: Workers) -> None:
+def set_status(session: Session, task: Task) -> None:
+    task.status = "completed"
+    session.flush()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"mode": "lock", "concurrency": 1}, {"chunk": 1}], ids=["lease", "lock", "chunk"]
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        Session.delete,
+        set_status,
+        lambda session, task: setattr(task, "attempt", 7),
+        lambda session, task: session.execute(update(Task).values(status="completed")),
+    ],
+    ids=["delete", "status", "attempt", "statement"],
+)
+def test_a_handler_that_takes_its_own_claim_away_fails(
+    sync_db: Database, workers: Workers, change: Any, settings: Any
+) -> None:
     sync_db.insert(Task, [{"id": 1}])
-    workers.serve(Task, lambda session, task: session.delete(task))
+    calls: list[int] = []
+
+    def changes(session: Session, tasks: Any) -> None:
+        calls.append(1)
+        change(session, tasks[0] if "chunk" in settings else tasks)
+
+    workers.serve(Task, changes, **settings)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     assert "on_complete='delete'" in by_id(sync_db, Task.error)[1]
+    assert (by_id(sync_db, Task.attempt)[1], calls) == (1, [1])
 
 
 @pytest.mark.one_engine
