@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from sqlalchemy import Connection, Engine, Table, event, false, select
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import InstanceState, ORMExecuteState, Session, SessionTransaction, scoped_session
-from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.util import immutabledict
 
@@ -503,6 +503,25 @@ def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
 def claimer_name(given: str | None = None, argument: str = "claimed_by") -> str:
     """Return the claimer's name as ``given``, by default ``host:pid`` in ASCII, which any database can store."""
     return f"{host_name()}:{os.getpid()}" if given is None else checks.name(argument, given, LONGEST_NAME)
+
+
+def reread(session: Session, adapter: Adapter, spec: QueueSpec) -> None:
+    """Show the new values in the instances of this session, any of which may have changed: asyncio cannot load them
+    lazily."""
+    status = spec.attributes["status"]
+    tasks = {spec.identity_of(task): task for task in session.identity_map.values() if isinstance(task, spec.entity)}
+    loaded = [key for key, task in tasks.items() if status in instance_state(task).dict]
+    names = [spec.attributes[role] for role in spec.columns]
+    for some in adapter.rows.batches(spec, loaded):
+        read = select(*spec.primary_key, *spec.columns.values()).where(adapter.rows.key_in(spec, some))
+        rows: Any = adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read))
+        width = len(spec.primary_key)
+        for row in rows:
+            task = tasks.pop(tuple(row[:width]))
+            for name, value in zip(names, row[width:], strict=True):
+                set_committed_value(task, name, value)
+    for task in tasks.values():
+        session.expire(task, names)
 
 
 # -- notifications of new work: to workers of this process on commit, to other processes through the database --------

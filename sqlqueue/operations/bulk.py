@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, NoReferenceError
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import instance_state, set_committed_value
 from sqlalchemy.schema import sort_tables
 
 from .._support.checks import count, duration
@@ -55,7 +54,7 @@ from ..sql import (
     utcnow,
     write,
 )
-from ..transaction import Access, AnySession, announce, open_, session_of, within
+from ..transaction import Access, AnySession, announce, open_, reread, session_of, within
 from .conflicts import translating
 from .latches import announce_look, is_held_by_batch
 from .recording import AttemptRecord, last_claims, record
@@ -262,7 +261,7 @@ def _end_running(
         ended += len(changed) + (len(write_to(list(rest), chosen)) if rest else 0)
     if ended:
         announce(session, spec)
-        _reread(session, adapter, spec)
+        reread(session, adapter, spec)
     return ended
 
 
@@ -314,27 +313,8 @@ def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments:
     adapter = open_(session, spec, Access.CHANGE)  # with an old snapshot, MariaDB and PostgreSQL change no row
     with translating(adapter, spec):
         changed = adapter.rows.sweep(session, spec, write(spec, criterion, assignments))
-    _reread(session, adapter, spec)
+    reread(session, adapter, spec)
     return changed
-
-
-def _reread(session: Session, adapter: Adapter, spec: QueueSpec) -> None:
-    """Show the new values in the instances of this session, any of which may have changed: asyncio cannot load them
-    lazily."""
-    status = spec.attributes["status"]
-    tasks = {spec.identity_of(task): task for task in session.identity_map.values() if isinstance(task, spec.entity)}
-    loaded = [key for key, task in tasks.items() if status in instance_state(task).dict]
-    names = [spec.attributes[role] for role in spec.columns]
-    for some in adapter.rows.batches(spec, loaded):
-        read = select(*spec.primary_key, *spec.columns.values()).where(adapter.rows.key_in(spec, some))
-        rows: Any = adapter.rows.execute(session, spec, adapter.rows.by_key(spec, read))
-        width = len(spec.primary_key)
-        for row in rows:
-            task = tasks.pop(tuple(row[:width]))
-            for name, value in zip(names, row[width:], strict=True):
-                set_committed_value(task, name, value)
-    for task in tasks.values():
-        session.expire(task, names)
 
 
 # -- deletes tasks that the queue finished long ago, and no others ----------------------------------------------------

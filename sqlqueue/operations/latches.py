@@ -43,7 +43,7 @@ from ..model.declaration import QueueMixin, queues
 from ..queue.options import FINAL, Status
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..sql import Assignment, is_waiting, state, utcnow, write
-from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, session_of
+from ..transaction import Access, AnySession, announce, open_, refuse_if_restricted, reread, session_of
 from .conflicts import translating, warn_of_taken, with_free_keys
 
 MOST = 500
@@ -317,6 +317,11 @@ class Latches:
                     _add(found[row.id], numbers[row.waits_for])
         return found
 
+    def reread(self) -> None:
+        """Show in the instances of this session what has become of their tasks."""
+        for spec in self.flows.values():
+            reread(self.session, self.adapter, spec)
+
     # -- releases tasks that wait
 
     def catch_up(self, rows: Iterable[Any]) -> set[str]:
@@ -574,6 +579,7 @@ def advance(session: AnySession, entity: type[QueueMixin]) -> int:
     opened = len(latches.break_(latches.failing(None)))
     while more := latches.open(latches.ripe(None)).opened:
         opened += more
+    latches.reread()
     return opened
 
 

@@ -329,6 +329,7 @@ def open_event(session: AnySession, entity: type[QueueMixin], key: str, payload:
     latches.release([row])
     if latches.open(latches.above([row])).left:
         announce_look(session, spec)  # this transaction's snapshot may not show that these are ripe
+    latches.reread()
     return True
 
 

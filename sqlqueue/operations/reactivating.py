@@ -76,6 +76,7 @@ def _redrive_members(
         mine = rows.key_in(spec, [tuple(row[:width]) for row in some])
         yield and_(mine, chosen, latch.in_(held)), redrive
         latches.reopen(held)
+    latches.reread()
 
 
 def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:

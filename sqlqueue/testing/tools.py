@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 from sqlalchemy import event, func, literal, select
@@ -32,6 +31,7 @@ from ..worker import (
     Job,
     OutcomeKind,
     Steps,
+    Turns,
     Worker,
     call_handler,
     is_signal,
@@ -379,7 +379,13 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
         raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
     argument = tasks[0] if handler.chunk is None else tasks
     unlimited, arguments = replace(handler, timeout=None), [handed, argument] if handler.takes_session else [argument]
-    steps = Steps(jobs[0], partial(_in_savepoint, session, handed))
+    turns = Turns(is_async=handler.is_coroutine)
+
+    def transact(_: Job, *step: Any) -> Any:
+        with turns:  # steps that run at once have one session here
+            return _in_savepoint(session, handed, *step)
+
+    steps = Steps(jobs[0], transact)
     if handler.takes_steps:
         arguments = [AsyncSteps(steps) if handler.is_coroutine else steps, argument]
     token = running.set(jobs[0]) if handler.chunk is None else None
@@ -392,6 +398,9 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
         steps.end()
         return result
     finally:
+        if handler.takes_steps:
+            with turns:  # after the failure of one step, others go on
+                pass
         if token is not None:
             running.reset(token)
 
@@ -399,7 +408,6 @@ def _call(session: Session, handed: Any, jobs: Sequence[Job]) -> object:
 def _in_savepoint(
     session: Session,
     handed: Any,
-    job: Job,
     work: Callable[[Any, Session], Any],
     writing: Callable[[Session, Any], AbstractContextManager[None]],
 ) -> Any:

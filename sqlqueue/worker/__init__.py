@@ -31,7 +31,7 @@ from .jobs import (
 from .logs import JSONLogFormatter, LogFormat, TaskLogFilter, log_fields, log_to_stderr
 from .reports import HAS_PROMETHEUS, TEXT, Health, Reports
 from .run import ProcessLimits, handling_signals
-from .steps import AsyncSteps, Steps
+from .steps import AsyncSteps, Steps, Turns
 from .supervisor import supervise
 from .threads import DaemonThreads, in_task
 from .worker import Worker

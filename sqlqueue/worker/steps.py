@@ -50,6 +50,23 @@ class Transact(Protocol):
     ) -> R: ...
 
 
+class Turns(AbstractContextManager[None]):
+    """A context that one thread, or one of the greenlets that await coroutines, enters at a time."""
+
+    def __init__(self, *, is_async: bool) -> None:
+        self._lock = asyncio.Lock() if is_async else threading.Lock()
+
+    def __enter__(self) -> None:
+        taken = self._lock.acquire()
+        if inspect.isawaitable(taken):
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(taken)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Steps:
     """The durable steps of one task, passed to a handler ``(steps, task)`` of a :class:`.StepMixin`."""
 
@@ -60,7 +77,7 @@ class Steps:
         self._begun: set[str] = set()
         self._pause: Signal | None = None
         self._lock = threading.Lock()
-        self._turns = asyncio.Lock() if job.handler.is_coroutine else None
+        self._turns = Turns(is_async=job.handler.is_coroutine)
         """Held while a step is recorded and committed: each writes what all have recorded."""
 
     @overload
@@ -203,7 +220,7 @@ class Steps:
 
     @contextmanager
     def _writing(self, session: Session, name: str | None, entry: Mapping[str, Any]) -> Iterator[None]:
-        with self._turn():
+        with self._turns:
             kept = self._kept
             if name is not None:
                 kept = {**kept, "steps": {**kept["steps"], name: entry}}
@@ -218,20 +235,6 @@ class Steps:
             keep_steps(session, self._job.claim, kept)
             yield
             self._kept = kept
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if self._turns is None:
-            with self._lock:
-                yield
-            return
-        from sqlalchemy.util import await_only  # noqa: PLC0415
-
-        await_only(self._turns.acquire())
-        try:
-            yield
-        finally:
-            self._turns.release()
 
 
 class AsyncSteps:

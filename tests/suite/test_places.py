@@ -158,3 +158,19 @@ def test_a_retry_counts_what_it_retries_beside_members_whose_key_is_taken(flow: 
     retried = flow.committed.retry(Note)
     assert (int(retried), retried.taken) == (1, 1)
     assert ends(flow) == {"alone": "available", "taken": "discarded", "newer": "available"}
+
+
+def test_instances_show_what_has_become_of_their_tasks(flow: Database) -> None:
+    with flow.begin() as session:
+        waiter = Page(name="waiter")
+        session.enqueue(waiter, after="event")
+        with session.batch("batch") as batch:
+            member = batch.add(Page(name="member"))
+            callback, other = batch.then(Note(name="callback")), batch.then(Note(name="other"), when="failed")
+        session.open_event(Page, "event")
+        assert waiter.status == "available"
+        session.discard(session.claim(Page, Page.name == "member"), "boom")
+        session.advance(Page)
+        assert (callback.status, other.status) == ("cancelled", "available")
+        session.retry(Page)
+        assert (member.status, callback.status) == ("available", "waiting")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -349,6 +350,41 @@ def test_drain_passes_what_a_task_sleeps(sync_db: Database) -> None:
     assert drain(worker) == {"snoozed": 1}
     assert drain(worker, ahead=timedelta(hours=2)) == {"completed": 1}
     assert len(calls) == 2
+
+
+@pytest.mark.one_engine
+def test_drain_runs_steps_one_by_one_that_are_awaited_together(db: Database) -> None:
+    """They have one session.  If one fails, the others go on."""
+    failing = [2]
+
+    def enter_late(number: int) -> Callable[[Any], Any]:
+        async def enter_it(session: Any) -> None:
+            await asyncio.sleep(0)
+            session.add(Ledger(task_id=number))
+            await session.flush()
+            await asyncio.sleep(0)
+            if number in failing:
+                raise OSError(failing.pop())
+
+        return enter_it
+
+    async def fly_awaited(steps: AsyncSteps, task: Voyage) -> None:
+        await asyncio.gather(*(steps.run(f"step {number}", enter_late(number)) for number in range(5)))
+
+    def fly(steps: Steps, task: Voyage) -> None:
+        with ThreadPoolExecutor(5) as threads:
+            for each in [threads.submit(steps.run, f"step {number}", enter(number)) for number in range(5)]:
+                each.result()
+        if failing:
+            raise OSError(failing.pop())
+
+    worker = Worker(db.sessions())
+    worker.handler(Voyage)(serving(db, fly, fly_awaited))
+    db.insert(Voyage, [{}])
+    with db.begin() as session:
+        counts = session.pass_to(lambda own: drain(worker, own, raise_errors=False, ahead=timedelta(hours=1)))
+        assert counts == {"failed": 1, "completed": 1}
+    assert count(db, Ledger) == 5
 
 
 @pytest.mark.one_engine
