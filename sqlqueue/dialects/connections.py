@@ -94,6 +94,8 @@ class Connections(ABC):
     """Codes of foreign keys that prevented the deletion of a row."""
     denied_errors: ClassVar[Collection[Any]] = ()
     """Codes of missing privileges."""
+    read_only_errors: ClassVar[Collection[Any]] = ()
+    """Codes of writes to a server, database or transaction that is read-only, whatever the account's privileges."""
     lost_savepoint_errors: ClassVar[Collection[Any]] = ()
     """Codes of a missing savepoint, whose transaction was ended by an earlier error."""
 
@@ -150,6 +152,10 @@ class Connections(ABC):
     def is_denied(self, error: DBAPIError) -> bool:
         """Return whether the account lacks a privilege."""
         return self._has(error, self.denied_errors)
+
+    def is_read_only(self, error: DBAPIError) -> bool:
+        """Return whether the server, the database or the transaction is read-only."""
+        return self._has(error, self.read_only_errors)
 
     def is_of_row(self, error: Exception) -> bool:
         """Return whether a row that the server returned could not be turned into Python objects.

@@ -304,8 +304,6 @@ _CLUSTER_SETTINGS = text(
     " ('wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode')"
 ).columns(column("name", String), column("value", String))
 _OFF = ("0", "OFF")
-_READ_ONLY = (1290, 1792, 1836)
-"""The server or the transaction is read-only, regardless of the account's privileges."""
 
 
 class MySQLInspection(Inspection):
@@ -409,7 +407,7 @@ class MySQLInspection(Inspection):
         try:
             explain(connection, "EXPLAIN", statement).close()
         except DBAPIError as error:
-            if not self.connections.is_denied(error) and self.connections.error_code(error) not in _READ_ONLY:
+            if not self.connections.is_denied(error) and not self.connections.is_read_only(error):
                 raise
             return self.connections.is_denied(error)
         return False
@@ -493,6 +491,7 @@ class MySQLConnections(Connections):
     reference_errors = (1217, 1451)
     # access denied to a database, a table, a column
     denied_errors = (1044, 1142, 1143)
+    read_only_errors = (1290, 1792, 1836)
     # removed by a deadlock, which ends the transaction
     lost_savepoint_errors = (1305,)
 

@@ -571,6 +571,7 @@ class OracleConnections(Connections):
     reference_errors = (2292,)
     # insufficient privileges; a table that does not exist for this account
     denied_errors = (1031, 41900, 942)
+    read_only_errors = (1456, 16000)
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(
         ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)
     )

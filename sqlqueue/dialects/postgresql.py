@@ -800,6 +800,7 @@ class PsycopgConnections(Connections):
     duplicate_errors = ("23505",)
     reference_errors = ("23001", "23503")
     denied_errors = ("42501",)
+    read_only_errors = ("25006",)
 
     def error_code(self, error: DBAPIError) -> Any:
         for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2

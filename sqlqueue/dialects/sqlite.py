@@ -336,6 +336,7 @@ class SQLiteConnections(Connections):
     transient_errors = (5, 6)  # busy, locked
     outage_errors = (10, 13, 14)  # disk error, disk full, cannot be opened
     duplicate_errors = (1555, 2067)
+    read_only_errors = (8,)
     reference_errors = (787, 1811)  # 1811 with ON DELETE RESTRICT
 
     def error_code(self, error: DBAPIError) -> Any:

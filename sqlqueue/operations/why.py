@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .._support.engines import has_one_connection, separate_session
@@ -79,7 +80,8 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
 
     To find out whether another transaction holds the row's lock, a separate connection tries to lock the row and
     releases it at once: a claim at the same moment skips the task.  This is not done if the session is bound to a
-    ``Connection`` or to an in-memory database.  The session's ``after_begin`` listeners prepare that connection, too.
+    ``Connection`` or to an in-memory database, nor if the account or the database can only read.  The session's
+    ``after_begin`` listeners prepare that connection, too.
 
     Tasks that come first are counted in the order of the whole queue, up to 1,000.  The estimate is their number
     divided by the number of attempts that ended within the last minute, read from the history; without a
@@ -289,8 +291,14 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
                 return None  # a setting that only this transaction has may show the row
             return Reason(cause=Cause.UNCOMMITTED, text="it is not committed: only this transaction sees it")
         own.rollback()
-        free = adapter.rows.is_free(own, pick)
-        own.rollback()
+        try:
+            free = adapter.rows.is_free(own, pick)
+        except DBAPIError as error:
+            if not (adapter.connections.is_denied(error) or adapter.connections.is_read_only(error)):
+                raise
+            free = True  # it cannot be known
+        finally:
+            own.rollback()
     if free:
         return None
     owner = adapter.inspection.lock_owner(session.connection(spec.bind_arguments), spec, identity)

@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import SingletonThreadPool, StaticPool, create_engine, delete
+from sqlalchemy import NullPool, SingletonThreadPool, StaticPool, create_engine, delete
 
 from sqlqueue import Cause, Claim, Explanation, QueueSession
+from tests.support.engines import PASSWORD
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Transfer, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
@@ -274,6 +275,33 @@ def test_others_are_not_locked_and_nothing_stays_locked(db: Database) -> None:
     assert causes(other.why(Claim(Task, (2,), 0))) != [Cause.LOCKED]
     assert db.committed.claim(Task).id == 2
     holder.rollback()
+
+
+@pytest.mark.requires("read_only_sql")
+def test_why_in_a_read_only_transaction(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    with sync_db.variant(on_connect=sync_db.case.read_only_sql).session() as session:
+        assert causes(session.why(Claim(Task, (1,), 0))) == [Cause.READY]
+
+
+@pytest.mark.requires("account_sql")
+def test_why_for_an_account_that_can_only_read(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    administrator = create_engine(sync_db.url.set(username=sync_db.case.administrator), poolclass=NullPool)
+    url = sync_db.url.set(username="why_reader", password=PASSWORD)
+    tables = [table.name for table in Task.metadata.tables.values() if table.schema is None]
+    with administrator.begin() as connection:
+        connection.exec_driver_sql(sync_db.case.account_sql.format(name="why_reader", password=PASSWORD))
+        for table in tables:
+            connection.exec_driver_sql(f"GRANT SELECT ON {table} TO why_reader")
+    try:
+        with sync_db.variant(url=url, poolclass=NullPool).session() as session:
+            assert causes(session.why(Claim(Task, (1,), 0))) == [Cause.READY]
+    finally:
+        with administrator.begin() as connection:
+            for table in tables:
+                connection.exec_driver_sql(f"REVOKE SELECT ON {table} FROM why_reader")
+            connection.exec_driver_sql("DROP USER why_reader")
 
 
 def test_why_of_a_task_locked_by_the_same_transaction(db: Database) -> None:
