@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, takewhile, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
@@ -32,6 +32,7 @@ from sqlalchemy import (
     case,
     func,
     insert,
+    literal,
     literal_column,
     or_,
     select,
@@ -863,7 +864,8 @@ class Rows(ABC):
     ) -> dict[Any, list[Identity]]:
         """Lock the first rows of each lane, as many as its share: the ``first`` ones, if they have been read before.
 
-        Instead of rows that others have locked, it takes later ones of the same lane.
+        Instead of rows that others have locked, it takes later ones of the same lane.  Keys that are equal by the
+        collation of their column have the same rows, of which each is taken once.
         """
         pick, wanted = request.pick, dict(shares)
         found: dict[Any, list[Identity]] = {key: [] for key in shares}
@@ -872,9 +874,11 @@ class Rows(ABC):
         while wanted:
             rows = first or self.first_rows(session, pick, list(wanted), number)
             full = [key for key in wanted if first or len(rows[key]) == number]
-            left = {key: [each for each in rows[key] if each not in seen] for key in wanted}
-            while some := {each: key for key, room in wanted.items() for each in left[key][:room]}:
-                left = {key: left[key][room:] for key, room in wanted.items()}
+            while some := {
+                each: key
+                for key, room in wanted.items()
+                for each in islice((each for each in rows[key] if each not in seen), room)
+            }:
                 seen.update(some)
                 for part in self.batches(pick.spec, list(some)):
                     for each in self.lock_some(session, request, part, some):
@@ -944,7 +948,8 @@ class Rows(ABC):
         """Return, as a column, how many of the first rows of the lane of ``pick`` with this ``key`` that satisfy
         ``where``, :data:`.COUNTED` at most, also satisfy ``among``."""
         one: ColumnElement[Any] = literal_column("1")
-        read = self.lane(replace(pick, where=(*pick.where, *where)), key, COUNTED)
+        of = key if pick.lanes is None or key is None else literal(key, pick.lanes.column.type)
+        read = self.lane(replace(pick, where=(*pick.where, *where)), of, COUNTED)
         rows = self.select_candidates(read, (one if among is None else case((among, one))).label("one")).subquery()
         return select(func.count(rows.c.one)).scalar_subquery().label(None)
 

@@ -39,7 +39,7 @@ def claim_in_sequence(
     """
     pick, tasks, visited, width, is_old = request.pick, list[Any](), set[Any](), 0, rotation.is_old()
     lanes: Any = pick.lanes
-    passed, read = set(lanes.excluded), set[Any]()
+    passed, read, taken = set(lanes.excluded), set[Any](), set[Identity]()
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
         if is_old or not rotation.has_turns(room, passed):
             keys, are_all = rotation.read(adapter, session, pick, room, reach=width)
@@ -53,7 +53,9 @@ def claim_in_sequence(
         visited, passed = visited | ended, passed | ended
         if 0 < len(lines) < len(shares):
             rotation.return_to(list(lines)[-1])
-        locked = _lock(adapter, session, request, lines, reactivated)
+        found = dict.fromkeys(_lock(adapter, session, request, lines, reactivated))
+        locked = [each for each in found if each not in taken]  # keys that a collation equates have the same tasks
+        taken.update(locked)
         tasks += write(session, replace(request, pick=lanes.ordered), locked) if locked else ()
         if request.unreadable:
             readable = set(locked).difference(each.identity for each in request.unreadable)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -396,7 +396,8 @@ def _turns(
     column: Any = spec.fair
     key = seen.columns[column]
     same = column.is_(None) if key is None else column == key
-    others = [column.is_not(None)] if key is None else [column < key, column > key, column.is_(None)]
+    given = literal(key, column.type)  # no operator takes a bare True
+    others = [column.is_not(None)] if key is None else [column < given, column > given, column.is_(None)]
     ready = picks(spec)[0](1).state
     parts = [*((same, *criteria) for criteria in ranges), *((other, *ready) for other in others)]
     counts = (capped_count(spec, *part).label(None) for part in parts)

@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, func, or_, select
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import Identity, delete, event, func, or_, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, with_loader_criteria
 
-from sqlqueue import ArgumentError, Cause, Claim, KeyState, Rate
+from sqlqueue import ArgumentError, Cause, Claim, KeyState, QueueMixin, QueueOptions, Rate
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.inspection import explain
 from sqlqueue.operations import turns
@@ -203,6 +203,32 @@ def test_a_session_with_criteria_sees_keys_with_limits(db: Database) -> None:
         restricted(session, Visit, Visit.priority == 0)
         found = shown(session.keys(Visit), "ready", "running", "limit")
         assert found == {"a": (2, 2, 2), "b": (3, 1, 2), None: (4, 0, None)}
+
+
+@pytest.mark.parametrize(("option", "cause"), [("fair", Cause.SHARE), ("sequential", Cause.KEY_ORDER)])
+def test_truth_values_are_keys(sync_db: Database, option: Any, cause: Cause) -> None:
+    class Apart(DeclarativeBase):
+        pass
+
+    class Shown(QueueMixin, Apart):
+        __tablename__ = "shown"
+        __queue__ = QueueOptions(**{option: "is_paid"})
+
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+        is_paid: Mapped[bool | None]
+
+    Apart.metadata.create_all(sync_db.engine)
+    try:
+        with sync_db.begin() as session:
+            session.enqueue(Shown, [{"is_paid": key} for key in (True, False, None)] * 2)
+        with sync_db.begin() as session:
+            assert shown(session.keys(Shown), "ready") == dict.fromkeys((False, True, None), (2,))
+            last = session.scalars(select(Shown).order_by(Shown.id.desc()).where(Shown.is_paid.is_not(None))).first()
+            assert [reason.cause for reason in session.why(last).reasons] == [cause]
+        with sync_db.begin() as session:
+            assert {task.is_paid for task in session.claim_many(Shown, limit=4)} == {False, True, None}
+    finally:
+        Apart.metadata.drop_all(sync_db.engine)
 
 
 @pytest.mark.one_engine

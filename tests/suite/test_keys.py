@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, select
 
 from sqlqueue import ArgumentError, check
+from sqlqueue.queue.spec import spec_of
 from tests.support.harness import Database
-from tests.support.models import Document, Film, Job, Listing, Mail, QueuePause, Task, Visit
+from tests.support.models import Crawl, Document, Film, Job, Listing, Mail, QueuePause, Task, Transfer, Visit
 from tests.support.rows import count
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
@@ -46,6 +48,26 @@ def test_limit_keys(db: Database) -> None:
     db.committed.enqueue(Visit, [{"limit_key": key} for key in DIFFERENT for _ in range(3)])
     claimed = [visit.limit_key for visit in db.committed.claim_many(Visit, limit=99)]
     assert sorted(claimed) == sorted([*DIFFERENT, *DIFFERENT])
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("model", [Crawl, Transfer])
+def test_keys_of_the_application_that_a_collation_equates(db: Database, model: Any, lease: Any) -> None:
+    """Whether some keys are equal or none, each task is claimed once, and keys that are equal keep one order."""
+    column: Any = spec_of(model).keyed_by
+    weighted = ("GOLD", "gold")
+    db.committed.enqueue(model, [{column.key: key} for _ in range(3) for key in (*weighted, *DIFFERENT)])
+    with db.begin() as actor:
+        number = len(actor.execute(select(column).distinct()).all())
+        every = sorted(actor.scalars(select(model.id)).all())
+    claimed = list[int]()
+    for criteria in [[column.in_(weighted)], [column.in_(DIFFERENT)], []] * len(DIFFERENT):
+        with db.begin() as actor:
+            tasks = actor.claim_many(model, *criteria, limit=4 + len(claimed), lease=lease)
+            assert len(tasks) <= number or model is Crawl
+            claimed += [task.id for task in tasks]
+            actor.complete(tasks)
+    assert sorted(claimed) == every
 
 
 @pytest.mark.parametrize("other", ["A", "a ", "\u00e4"])
