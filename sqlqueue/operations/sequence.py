@@ -39,7 +39,7 @@ def claim_in_sequence(
     """
     pick, tasks, visited, width, is_old = request.pick, list[Any](), set[Any](), 0, rotation.is_old()
     lanes: Any = pick.lanes
-    passed, read, taken = set(lanes.excluded), set[Any](), set[Identity]()
+    passed, read, seen = set(lanes.excluded), set[Any](), set[Identity]()
     while (room := pick.limit - len(tasks)) and len(visited) < VISITED and not request.unreadable:
         if is_old or not rotation.has_turns(room, passed):
             keys, are_all = rotation.read(adapter, session, pick, room, reach=width)
@@ -49,14 +49,19 @@ def claim_in_sequence(
             visited, read = visited | keys & passed, read | keys
         shares = rotation.grant(max(room, width), 1 if lanes.run == 1 else pick.limit, passed, reach=width)
         lines, reactivated = _lines(adapter, session, pick, shares, room)
+        for key, line in lines.items():
+            if key is not None:  # keys that a collation equates have the same tasks
+                lines[key] = [each for each in line if each not in seen]
+                seen.update(line)
         ended = {key for key in lines if key is not None or len(lines[None]) < UNKEYED}
         visited, passed = visited | ended, passed | ended
         if 0 < len(lines) < len(shares):
             rotation.return_to(list(lines)[-1])
-        found = dict.fromkeys(_lock(adapter, session, request, lines, reactivated))
-        locked = [each for each in found if each not in taken]  # keys that a collation equates have the same tasks
-        taken.update(locked)
+        locked = _lock(adapter, session, request, lines, reactivated)
         tasks += write(session, replace(request, pick=lanes.ordered), locked) if locked else ()
+        if locked and not request.assignments and not request.delete:  # the rows still match
+            spec = pick.spec
+            pick = request.pick.without(adapter.rows.key_in(spec, [spec.identity_of(task) for task in tasks]))
         if request.unreadable:
             readable = set(locked).difference(each.identity for each in request.unreadable)
             late = (dropwhile(readable.__contains__, line) for line in lines.values())

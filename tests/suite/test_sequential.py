@@ -95,6 +95,17 @@ def test_the_first_task_of_each_key_is_claimed(db: Database, size: int, lease: A
         session.rollback()
 
 
+@pytest.mark.parametrize("lease", ["default", None])
+def test_any_number_of_tasks_without_a_key_is_claimed(db: Database, lease: Any) -> None:
+    transfers(db, "a", "a", *[None] * 80)
+    with db.begin() as session:
+        claimed = session.claim_many(Transfer, limit=70, lease=lease)
+        assert len(ids(claimed)) == len(claimed) == 70
+        rest = session.claim_many(Transfer, limit=70, lease=lease)
+        assert len(ids([*claimed, *rest])) == len([*claimed, *rest]) == 81
+        session.complete([*claimed, *rest])
+
+
 def test_a_key_waits_for_its_first_task_alone(db: Database) -> None:
     transfers(db, "a", "a", "b", "b", "c", "c", "d", "d")
     with db.begin() as session:
