@@ -178,6 +178,22 @@ def test_a_claim_outlives_its_instance(db: Database) -> None:
     assert [(task.status, task.attempt) for task in load_all(db, Task)] == [("completed", 1)] * 2
 
 
+def test_a_merged_copy_has_no_claim_but_its_instance_still_has(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    with sync_db.session() as session:
+        task = session.claim(Task)
+        session.commit()
+    with sync_db.session() as session:
+        copy = session.merge(task)
+        copy.priority = 5
+        with pytest.raises(IllegalTransitionError):
+            session.complete(copy)
+        session.complete(task)
+        session.commit()
+        session.refresh(copy)
+        assert (copy.status, copy.priority) == ("completed", 5)
+
+
 def test_business_writes_commit_with_the_completion(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     before = everything(db)
