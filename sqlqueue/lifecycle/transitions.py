@@ -588,12 +588,12 @@ def guarded(assignments: Iterable[Assignment], version: Column[Any], proposed: P
 def overwrite_assignments(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
     """Return assignments of ``values`` to existing rows, guarded where a row cannot take them in its current state.
 
-    The limit key of a running task stays: the task holds one of the key's slots.
+    The key of a running task stays: the task holds one of its slots, and those that follow it in order wait for it.
     """
     given = dict(values)
-    key = spec.columns.get("limit_key")
-    if key is not None and key in given:
-        given[key] = case((is_held(spec), key), else_=given[key])
+    for key in (spec.columns.get("limit_key"), spec.sequence):
+        if key is not None and key in given:
+            given[key] = case((is_held(spec), key), else_=given[key])
     return list(given.items())
 
 

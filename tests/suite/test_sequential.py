@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Integer, String, delete, event, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker
+from sqlqueue import ArgumentError, Cause, Claim, QueueMixin, QueueOptions, Reason, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql import sequential_picks
@@ -104,6 +104,16 @@ def test_any_number_of_tasks_without_a_key_is_claimed(db: Database, lease: Any) 
         rest = session.claim_many(Transfer, limit=70, lease=lease)
         assert len(ids([*claimed, *rest])) == len([*claimed, *rest]) == 81
         session.complete([*claimed, *rest])
+
+
+def test_a_running_task_keeps_its_key(db: Database) -> None:
+    transfers(db, "a", "a", "b")
+    (first, *_) = load_all(db, Transfer)
+    claim = claim_of(db.committed.claim(Transfer, Transfer.account == "a"))
+    db.committed.enqueue(Transfer, [{"id": first.id, "account": "b"}], on_conflict="replace")
+    assert [task.account for task in db.committed.claim_many(Transfer, limit=3)] == ["b"]
+    db.committed.complete(claim)
+    assert [task.account for task in db.committed.claim_many(Transfer, limit=3)] == ["a"]
 
 
 def test_a_key_waits_for_its_first_task_alone(db: Database) -> None:
