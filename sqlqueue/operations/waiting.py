@@ -55,8 +55,7 @@ def wait_for(sessions: Any, tasks: Any, /, *, timeout: timedelta) -> Any:
     has not been flushed, that has no row because it is not committed or was deleted, or whose model deletes it when it
     is completed.
     """
-    if not callable(sessions):
-        raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker")
+    _check_maker(sessions)
     waiting = _Waiting([tasks] if isinstance(tasks, QueueMixin) else tasks, duration("timeout", timeout, zero=True))
     is_one = isinstance(tasks, QueueMixin)
     if not hasattr(sessions(), "run_sync"):
@@ -74,6 +73,11 @@ def wait_for(sessions: Any, tasks: Any, /, *, timeout: timedelta) -> Any:
         return waiting.ended[0] if is_one else waiting.ended
 
     return wait()
+
+
+def _check_maker(sessions: object) -> None:
+    if not callable(sessions):
+        raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker")
 
 
 class _Waiting:
