@@ -467,7 +467,7 @@ def enqueue(
         raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
     _check_delays(delay, max_delay, on_conflict)
     options = EnqueueOptions(on_conflict, version, delay, expires, copy, max_delay=max_delay)
-    placing = Placing(into, listed(after), when, timeout)
+    placing = Placing(into, None if after is None else listed(after), when, timeout)
     placing.check(alone=on_conflict == "raise" and delay is None and not copy)
     if rows is not None:
         spec, values = spec_of(tasks), dictionaries(rows)

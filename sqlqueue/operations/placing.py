@@ -196,10 +196,10 @@ class Place:
         return self.latches.adapter.rows.execute(self.latches.session, spec, found).scalar()
 
 
-def listed(after: Awaited | Iterable[Awaited] | None) -> list[Awaited] | None:
+def listed(after: Awaited | Iterable[Awaited]) -> list[Awaited]:
     """Return what tasks wait for as a list, for the tasks of several models."""
-    if after is None or isinstance(after, (QueueMixin, str)):
-        return None if after is None else [after]
+    if isinstance(after, (QueueMixin, str)):
+        return [after]
     found = list(after) if isinstance(after, Iterable) else []
     if not found:
         raise ArgumentError(f"after={after!r}: give tasks, or keys of batches or events")

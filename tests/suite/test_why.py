@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, SingletonThreadPool, StaticPool, create_engine, delete
+from sqlalchemy import NullPool, SingletonThreadPool, StaticPool, create_engine, delete, inspect
 
 from sqlqueue import Cause, Claim, Explanation, QueueSession
 from tests.support.engines import PASSWORD
@@ -289,7 +289,7 @@ def test_why_for_an_account_that_can_only_read(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": 1}])
     administrator = create_engine(sync_db.url.set(username=sync_db.case.administrator), poolclass=NullPool)
     url = sync_db.url.set(username="why_reader", password=PASSWORD)
-    tables = [table.name for table in Task.metadata.tables.values() if table.schema is None]
+    tables = list(map(sync_db.engine.dialect.identifier_preparer.quote, inspect(sync_db.engine).get_table_names()))
     with administrator.begin() as connection:
         connection.exec_driver_sql(sync_db.case.account_sql.format(name="why_reader", password=PASSWORD))
         for table in tables:
