@@ -528,11 +528,10 @@ def _place(session: Session, spec: QueueSpec, tasks: list[Any], options: Enqueue
             session.refresh(task)
 
 
-def check_new(session: Session, spec: QueueSpec, tasks: Iterable[Any]) -> None:
+def check_new(session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> None:
     """Raise an error for instances that are stored, or that the next flush would store without their place."""
+    _refuse_stored(spec, tasks)
     for task in tasks:
-        if is_stored(task):
-            raise existing(spec, [key_of(spec, task)])
         if task in session:
             raise ArgumentError(f"{task!r} is in the session, and would start at its next flush: do not add it before")
 
@@ -548,9 +547,7 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
 
 
 def _add(session: Session, spec: QueueSpec, tasks: list[Any], fixed: Row) -> None:
-    stored = [key_of(spec, task) for task in tasks if is_stored(task)]
-    if stored:
-        raise existing(spec, stored)
+    _refuse_stored(spec, tasks)
     adapter = open_(session, spec)
     for number, task in enumerate(tasks if fixed else ()):
         check_free(number, values_of(spec, task), fixed)
@@ -562,6 +559,12 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], fixed: Row) -> Non
         session.add_all(tasks)
         if not is_flushing(session):
             session.flush()
+
+
+def _refuse_stored(spec: QueueSpec, tasks: Iterable[Any]) -> None:
+    stored = [key_of(spec, task) for task in tasks if is_stored(task)]
+    if stored:
+        raise existing(spec, stored)
 
 
 def _enqueue_rows(
